@@ -18,6 +18,7 @@ RESOLVED_FIELD: Final = {
     "prefill_chunk": "chunked_prefill_size",
     "context": "context_length",
     "slots": "max_running_requests",
+    "acceptance": "speculative_acceptance",
 }
 # Field of the resolved configuration -> fields of the request whose reason or rewrite explains it.
 ASKED_FIELDS: Final = {

@@ -25,6 +25,7 @@ _COUNTED: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "precision": (("tokens", "scored"), ("beyond",)),
     "distribution": (("draws",), ("outside",)),
     "finish": (("requests",), ("faults",)),
+    "rejection": (("rounds",), ("left",)),
     "acceptance": (("length", "rounds", "emitted"), ("left",)),
     "accuracy": (("n", "outcomes"), ()),
     "config": (("fields",), ()),

@@ -10,10 +10,8 @@ from typing import Final
 
 from specmatrix.reports.lengths import number, positives
 from specmatrix.reports.schema import CellResult, GateResult, Header, Json
-from specmatrix.reports.stats import NORMAL, Z95, detectable_drop, zero_count_bound
+from specmatrix.reports.stats import NORMAL, POWER, Z95, detectable_drop, zero_count_bound
 
-# Power: the share of runs with an effect of the stated size that are red.
-POWER: Final = 0.8
 # Exact comparisons: a gate's number of compared items, and a defect of one in words. A defect that hits items at random
 # at the stated rate would have hit one in 95 % of runs.
 _COMPARED: Final[Mapping[str, tuple[str, str]]] = {
@@ -28,12 +26,14 @@ _COMPARED: Final[Mapping[str, tuple[str, str]]] = {
     "resources": ("rounds", "round that allocates"),
     "ranks": ("planned", "step of which ranks differ"),
     "session": ("sessions", "wrong session"),
+    "rejection": ("rounds", "wrong round"),
     "adaptive": ("observations", "wrong choice of steps"),
 }
 UNITS: Final = {gate: words for gate, (_, words) in _COMPARED.items()} | {"acceptance": "lost draft token"}
 # For each threshold that is a false-alarm probability, the number of tests that its gate makes per cell.
 _TESTS: Final[Mapping[str, Mapping[str, int]]] = {
-    "distribution": {"alpha": 2},
+    "distribution": {"alpha": 2, "joint_alpha": 1},
+    "rejection": {"alpha": 1},
     "accuracy": {"alpha": 2, "collapse": 1},
 }
 

@@ -27,6 +27,10 @@ Columns: TypeAlias = tuple[Sequence[float], Sequence[float]]
 ROUNDING: Final = 1e-12
 # Minimum number of values with a known spread.
 MIN_VALUES: Final = 2
+# Power: the share of runs with an effect of the stated size that are red.
+POWER: Final = 0.8
+# Of each bin of a chi-square test (Cochran 1954).
+LEAST_EXPECTED: Final = 5.0
 
 
 def check_count(name: str, value: int, low: int, high: int | None = None) -> None:
@@ -261,6 +265,52 @@ def ks_uniform(values: npt.NDArray[np.float64]) -> FitResult:
     ordered = np.sort(values)
     statistic = float(max((steps[1:] - ordered).max(), (ordered - steps[:-1]).max()))
     return FitResult(statistic, min(1.0, 2 * float(smirnov(len(values), statistic))))
+
+
+class LawFit(NamedTuple):
+    """How well counts fit a law. bins: of outcomes, each expected at least `LEAST_EXPECTED` times. variation: the total
+    variation between counts and law over these bins; at_least: what it is at least, but for a probability `alpha`.
+    detectable: any law as far away as this over the bins has p below `alpha` with probability `POWER` or more."""
+
+    statistic: float
+    p: float
+    bins: int
+    variation: float
+    at_least: float
+    detectable: float
+
+
+def law_fit(counts: Sequence[int], law: Sequence[float], alpha: float) -> LawFit:
+    """Pearson's chi-square test that outcomes follow a law. counts, law: by outcome, the likeliest first; the last one
+    is every other outcome. ValueError for too few outcomes for two bins.
+
+    Laws whose total variation is t have a chi-square distance of at least 4 t^2 (Cauchy and Schwarz), which times n is
+    the noncentrality. An empirical distribution is further away than its law by at most the mean, half the sum of
+    sqrt(p (1 - p) / n), but for a probability alpha, and sqrt(log(1 / alpha) / (2 n)) (McDiarmid 1989).
+    """
+    from scipy.special import chdtrc, chdtri, chndtrinc
+
+    n, bins = sum(counts), [[0.0, 0.0]]
+    for seen, share in zip(counts, law, strict=True):
+        if bins[-1][1] * n >= LEAST_EXPECTED:
+            bins.append([0.0, 0.0])
+        bins[-1] = [bins[-1][0] + seen, bins[-1][1] + share]
+    if len(bins) > 1 and bins[-1][1] * n < LEAST_EXPECTED:
+        few, little = bins.pop()
+        bins[-1] = [bins[-1][0] + few, bins[-1][1] + little]
+    check_count("number of bins", len(bins), 2)
+    statistic = sum((got - part * n) ** 2 / (part * n) for got, part in bins)
+    variation = sum(abs(got / n - part) for got, part in bins) / 2
+    mean = sum(math.sqrt(part * (1 - part) / n) for _, part in bins) / 2
+    far = chndtrinc(chdtri(len(bins) - 1, alpha), len(bins) - 1, 1 - POWER)
+    return LawFit(
+        statistic,
+        float(chdtrc(len(bins) - 1, statistic)),
+        len(bins),
+        variation,
+        max(0.0, variation - mean - math.sqrt(math.log(1 / alpha) / (2 * n))),
+        math.sqrt(far / (4 * n)),
+    )
 
 
 class Shift(NamedTuple):

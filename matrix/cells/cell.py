@@ -64,6 +64,7 @@ class Cell(NamedTuple):
     topk: str = "auto"
     draft_tokens: str = "auto"
     adaptive: str = "off"
+    acceptance: str = "match"
     spec_version: str = "auto"
     overlap: str = "on"
     page_size: str = "1"
@@ -128,7 +129,8 @@ class Cell(NamedTuple):
     @property
     def baseline(self) -> "Cell":
         """The same cell without a drafter, for paired gates."""
-        return self._replace(algorithm="none", steps="auto", topk="auto", draft_tokens="auto", adaptive="off")
+        plain = dict.fromkeys(("steps", "topk", "draft_tokens"), "auto")
+        return self._replace(algorithm="none", adaptive="off", acceptance="match", **plain)
 
     @property
     def canonical(self) -> "Cell":
@@ -140,7 +142,7 @@ class Cell(NamedTuple):
     @property
     def session_baseline(self) -> "Cell":
         """The default engine start with the cell's drafter, the reference for turns with inherited KV."""
-        shape = {name: self.values[name] for name in ("algorithm", "steps", "topk", "draft_tokens")}
+        shape = {name: self.values[name] for name in ("algorithm", "steps", "topk", "draft_tokens", "acceptance")}
         return self.canonical._replace(**shape)
 
     @property
@@ -202,6 +204,7 @@ class Cell(NamedTuple):
             speculative_num_draft_tokens=_size(self.draft_tokens),
             speculative_adaptive=self.adaptive != "off",
             speculative_adaptive_config=SLOTS.get(self.adaptive),
+            speculative_acceptance=cast(Any, self.acceptance),
             spec_version=cast(Any, self.spec_version),
             disable_overlap_schedule=self.overlap == "off",
             page_size=int(self.page_size),

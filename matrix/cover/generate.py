@@ -127,10 +127,12 @@ def negatives(constraint: Constraint, count: int) -> list[Cell]:
 
 
 def _background(values: dict[str, str]) -> Cell:
-    """A cell with these values; the rest defaults to an EAGLE3 chain with two requests."""
+    """A cell with these values; the rest defaults to an EAGLE3 chain with two requests, sampled if drafts are drawn."""
     own = {"algorithm": "eagle3", "steps": "3", "batch": "pair"}
     if "algorithm" in values:
         own = {"batch": "pair"}
+    if values.get("acceptance", "match") != "match":
+        own |= {"sampling": "mixed"} | ({"steps": "5"} if "topk" in values else {})
     return Cell.of(own | values)
 
 

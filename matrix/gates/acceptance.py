@@ -301,6 +301,8 @@ def _beyond_the_oracle(cell: Cell, run: Run) -> Iterator[tuple[Answer, Container
     """
     answers = {answer.name: answer for answer in run.answers if answer.accept_lengths and not answer.retractions}
     kept = [(request, answers[request.name]) for request in run.requests if request.name in answers]
+    if cell.acceptance != "match":  # `rejection` judges these
+        kept = [(request, answer) for request, answer in kept if not request.temperature]
     far = [answer for _, answer in kept if len(answer.prompt_ids) > FAR]
     drawn = [one for request, one in kept if (request.temperature > 0 or request.ruled) and one not in far]
     stride, passed = max(1, -(-sum(len(answer.accept_lengths) for answer in drawn) // DRAWN_ROUNDS)), 0
@@ -319,7 +321,8 @@ def _beyond_the_oracle(cell: Cell, run: Run) -> Iterator[tuple[Answer, Container
 def _is_drawn(cell: Cell) -> bool:
     """Whether requests are sampled or have logit rules, so that acceptance does not follow the oracle's text."""
     drafts = cell.algorithm != "none" and cell.own_traits is None
-    return drafts and cell.abort == "none" and cell.sampling not in ("greedy", "mixed")
+    ruled = cell.acceptance == "match" or cell.sampling == "rules"  # some of these are greedy under any rule
+    return drafts and ruled and cell.abort == "none" and cell.sampling not in ("greedy", "mixed")
 
 
 def first_token(lengths: Sequence[int], place: int) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -11,11 +12,12 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.pairing import AnswerPair, pairs, unpaired
 from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.oracles.joint_law import joint_law
 from specmatrix.matrix.subjects.protocol import Capability, Run
-from specmatrix.matrix.workloads.build import draws_apply, tokenizer
+from specmatrix.matrix.workloads.build import DRAWN_TOKENS, draws_apply, tokenizer
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
-from specmatrix.reports.stats import ks_uniform, randomised_pit
+from specmatrix.reports.stats import LEAST_EXPECTED, ks_uniform, law_fit, randomised_pit
 
 # Imported late: commands that only start workers import the gates without numpy.
 if TYPE_CHECKING:
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
     Floats: TypeAlias = npt.NDArray[np.float64]
 
 THRESHOLDS: Final = {
-    "alpha": Threshold(1e-4, "Kolmogorov-Smirnov over about 600 draws, twice per cell; see FALSE_ALARMS"),
+    "alpha": Threshold(5e-5, "Kolmogorov-Smirnov over about 600 draws, twice per cell; see FALSE_ALARMS"),
+    "joint_alpha": Threshold(1e-5, "chi-square over 200 outputs of three tokens, once per cell; see FALSE_ALARMS"),
     "logprob_nats": Threshold(
         1e-3, "above float32 rounding between batch shapes, below the effect of any model change"
     ),
@@ -41,7 +44,8 @@ class DistributionGate:
     """The randomised probability integral transform of all draws must be uniform.
 
     The distribution is rebuilt from the run's log-probabilities (softmax of logits / temperature) with top-k and top-p
-    reapplied; log-probabilities are compared with the baseline's after equal prefixes.
+    reapplied; log-probabilities are compared with the baseline's after equal prefixes. Outputs of three tokens must
+    follow their joint law as the target's own network has it.
     """
 
     name: str = "distribution"
@@ -75,7 +79,30 @@ class DistributionGate:
             text = f"{len(draws)} tokens were sampled; the test needs at least {self.thresholds['min_draws']:g}"
             return Outcome(self.name, State.NOT_MEASURED, {"draws": len(draws)}, message=text)
         fast = prepared.cell.numerics == "fast"  # whose log-probabilities are judged by the gate `precision`
-        return self._judge_draws(draws, _largest_gap(drawn, paired=not fast))
+        outcome = self._judge_draws(draws, _largest_gap(drawn, paired=not fast))
+        return self._against_law(prepared.cell.target, drawn, outcome)
+
+    def _against_law(self, target: str, drawn: Sequence[AnswerPair], outcome: Outcome) -> Outcome:
+        """Compare whole outputs of equal requests with their joint law, in which a token may depend on those before it
+        in a wrong way; not those with logit rules but min_p, which the law does not have."""
+        asked = [replace(pair.request, name="", seed=None) for pair in drawn]
+        alike = Counter(one for one in asked if {*one.rules} <= {"min_p"})
+        if max(alike.values(), default=0) < self.thresholds["least_draws"]:
+            return outcome
+        request, number = alike.most_common(1)[0]
+        law = joint_law(target, request)
+        seen = Counter(pair.answer.output_ids for pair, one in zip(drawn, asked, strict=True) if one == request)
+        counts = [seen.pop(output, 0) for output in law]
+        shares = [*law.values(), max(0.0, 1 - sum(law.values()))]
+        if (1 - shares[0]) * number < LEAST_EXPECTED:  # one output alone
+            return outcome
+        fit = law_fit([*counts, sum(seen.values())], shares, self.thresholds["joint_alpha"])
+        more = {"joint_p": fit.p, "bins": fit.bins, "variation": fit.variation, "detectable": fit.detectable}
+        outcome = replace(outcome, numbers={**outcome.numbers, **more})
+        if outcome.state is not State.PASS or fit.p >= self.thresholds["joint_alpha"]:
+            return outcome
+        text = f"outputs of {DRAWN_TOKENS} tokens do not follow the target's law (chi-square over {fit.bins} bins, "
+        return replace(outcome, state=State.FAIL, message=f"{text}p = {fit.p:.2g})")
 
     def _judge_draws(self, draws: Sequence[Draw], gap: float) -> Outcome:
         import numpy as np

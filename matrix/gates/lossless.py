@@ -76,7 +76,11 @@ class LosslessGate:
 
     def applies(self, cell: Cell) -> bool:
         """Every cell with comparable requests, also without a drafter: other axes differ from the baseline's."""
-        return self.sampled or cell.sampling in ("greedy", "mixed", "rules")
+        return self._of_sampled(cell) or cell.sampling in ("greedy", "mixed", "rules")
+
+    def _of_sampled(self, cell: Cell) -> bool:
+        """Whether sampled requests are compared too: drafts that are drawn give other tokens of the same law."""
+        return self.sampled and cell.acceptance == "match"
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """A greedy divergence where the baseline's two best tokens are within `tie_nats` is a tie. With fast kernels,
@@ -87,7 +91,7 @@ class LosslessGate:
         if missing:
             return missing
         every = pairs(run, baseline)
-        if not self.sampled:
+        if not self._of_sampled(prepared.cell):
             every = [pair for pair in every if pair.request.temperature == 0]
         target, exact = prepared.cell.target, baseline.resolved["dtype"] == "float32"
         fast = prepared.cell.numerics == "fast"

@@ -23,6 +23,7 @@ from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.gates.own import OwnGate
 from specmatrix.matrix.gates.precision import PrecisionGate
 from specmatrix.matrix.gates.ranks import RanksGate
+from specmatrix.matrix.gates.rejection import RejectionGate
 from specmatrix.matrix.gates.resources import ResourcesGate
 from specmatrix.matrix.gates.schedule import ScheduleGate
 from specmatrix.matrix.gates.session import SessionGate
@@ -45,6 +46,7 @@ GATES: Final[tuple[Gate, ...]] = (
     PrecisionGate(),
     FinishGate(),
     AcceptanceGate(),
+    RejectionGate(),
     DistributionGate(),
     AccuracyGate(),
 )

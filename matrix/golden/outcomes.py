@@ -22,8 +22,8 @@ from specmatrix.matrix.golden.products import Values, products
 REFUSED: Final = "refused"
 AS_ASKED: Final = "as asked"
 RUNS: Final = "runs"
-SHAPE: Final = ("algorithm", "model", "steps", "topk", "draft_tokens", "adaptive")
-TIMING: Final = ("algorithm", "model", "steps", "topk", "adaptive", "spec_version", "overlap")
+SHAPE: Final = ("algorithm", "model", "steps", "topk", "draft_tokens", "adaptive", "acceptance")
+TIMING: Final = ("algorithm", "model", "steps", "topk", "adaptive", "acceptance", "spec_version", "overlap")
 # The axes on which each field depends. A start refused by the first axes of `refused` has no other outcome.
 DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     REFUSED: (SHAPE, ("spec_version", "overlap"), ("model", "tp")),
@@ -49,7 +49,7 @@ DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "tp_size": (("tp",),),
     "dtype": (("numerics",),),
     "device": ((),),
-    "speculative_acceptance": ((),),
+    "speculative_acceptance": (("acceptance",),),
 }
 # Fields of EngineConfig that have another name in a resolved configuration.
 RENAMED: Final[dict[str, str]] = {

@@ -22,6 +22,7 @@ PRECISION: Final = "a server has kernels of its own for each precision, which `n
 NO_V1: Final = "the server has no v1: with `disable_overlap_schedule` it runs v2 synchronously"
 # The first version of SGLang without v1.
 V2_ONLY: Final = Version("0.5.13")
+RULE: Final = "cells of a server have the acceptance rule that it was started with, which its profile states"
 OTHERS: Final = "the server does not report the table of its adaptive steps"
 # Constraints that rule out a start, whatever its requests.
 START_RULES: Final = tuple(
@@ -78,6 +79,8 @@ def mismatches(cell: Cell, running: Mapping[str, Any]) -> Iterator[str]:
         yield OTHERS
     if cell.numerics != "float32":
         yield PRECISION
+    if cell.acceptance != "match":
+        yield RULE
     if cell.spec_version == "v1" and not has_v1(running):
         yield NO_V1
 

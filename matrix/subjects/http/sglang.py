@@ -13,6 +13,7 @@ from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, NO_BASELINE
 from specmatrix.matrix.subjects.http.launch_flags import (
     OTHERS,
     PRECISION,
+    RULE,
     launch_flags,
     mismatches,
     running_start,
@@ -134,8 +135,8 @@ class SglangSubject(Subject):
                 reason = next(mismatches(cell, self.server), "") or _overfull(prepared.requests, self.server) or reason
             elif self.endpoint.baseline_url is None:
                 reason = NO_BASELINE
-        elif cell.adaptive != "off":
-            reason = reason or OTHERS
+        elif cell.adaptive != "off" or cell.acceptance != "match":
+            reason = reason or (OTHERS if cell.adaptive != "off" else RULE)
         if reason:
             return Unsupported(reason)
         checkpoints = {"target": cell.target} | ({} if cell.draft is None else {"draft": cell.draft})

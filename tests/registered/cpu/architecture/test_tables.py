@@ -13,8 +13,12 @@ from tests.support.sources import source
 
 WEIGHTS = {"none": "none", "checkpoint": "its own checkpoint", "bundled": "in the target's checkpoint"}
 # Modes that only some algorithms have.
-LIMITED = {"spec v2": lambda traits: traits.max_lag > 0, "adaptive steps": lambda traits: traits.adaptive}
-MODE_AXES = ("session", "adaptive", "spec_version", "tp")
+LIMITED = {
+    "spec v2": lambda traits: traits.max_lag > 0,
+    "adaptive steps": lambda traits: traits.adaptive,
+    "rejection sampling": lambda traits: traits.drafts and not traits.irregular,
+}
+MODE_AXES = ("session", "adaptive", "acceptance", "spec_version", "tp")
 
 
 def rows(page: str, head: str) -> list[dict[str, str]]:

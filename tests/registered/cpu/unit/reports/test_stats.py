@@ -313,3 +313,20 @@ BAD = [
 def test_each_bad_argument_is_named(call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call()
+
+
+def test_a_law_that_is_off_is_seen_as_often_as_promised_and_no_further_away_than_it_is():
+    draw = np.random.default_rng(6)
+    law = np.sort(draw.dirichlet(np.full(40, 0.7)))[::-1]
+    right = [stats.law_fit(draw.multinomial(200, law).tolist(), law.tolist(), 1e-3) for _ in range(400)]
+    assert np.mean([fit.p < 0.1 for fit in right]) == pytest.approx(0.1, abs=0.05)
+    assert max(fit.at_least for fit in right) == 0
+    far = right[0].detectable
+    off = law.copy()
+    off[0], off[1:] = off[0] + far, off[1:] * (1 - far / off[1:].sum())
+    wrong = [stats.law_fit(draw.multinomial(200, off / off.sum()).tolist(), law.tolist(), 1e-3) for _ in range(400)]
+    assert np.mean([fit.p < 1e-3 for fit in wrong]) >= 0.75
+    many = stats.law_fit(draw.multinomial(20_000, off / off.sum()).tolist(), law.tolist(), 1e-3)
+    assert 0.8 * far < many.at_least < far
+    with pytest.raises(ValueError, match="number of bins must be at least 2, got 1"):
+        stats.law_fit([1, 2], [0.5, 0.5], 1e-3)

@@ -18,6 +18,11 @@ from tests.support.refusals import refusal
 SHAPE = [name for name in START_AXES[: START_AXES.index("page_size")] if name != "tp"]
 ROOMS = ({}, {"page_size": "64", "prefix_cache": "off", "memory": "tight"})
 RANKED = product(axis("algorithm").names, axis("model").names, ("2", "4", "8"), axis("prefix_cache").names)
+# Starts with an acceptance rule that the engine refuses, as cells that nothing else forbids.
+REFUSED = [
+    {"algorithm": name, "steps": steps, "topk": topk, "batch": "pair", "sampling": "mixed"}
+    for name, steps, topk in (("none", "auto", "auto"), ("eagle3", "2", "4"), ("standalone", "5", "2"))
+]
 # Starts that one set of constraints forbids are alike to the engine: so many of them are resolved, spread evenly.
 ALIKE = 60
 
@@ -38,6 +43,18 @@ WINDOWS = tuple(
         *({"algorithm": name, "batch": "pair"} for name in ("none", "standalone", "ngram")),
     )
 )
+# The same for cells whose drafts are drawn.
+DRAWN = (
+    {"algorithm": "none", "sampling": "mixed", "batch": "pair"},
+    *(
+        {"algorithm": "eagle3", "sampling": "mixed"} | beside
+        for beside in (
+            {"batch": "mixed_lengths"},
+            {"batch": "mixed_lengths", "steps": "5"},
+            {"batch": "pair", "finish": "length"},
+        )
+    ),
+)
 
 
 def named(name: str) -> constraints.Constraint:
@@ -50,8 +67,10 @@ def test_every_constraint_forbids_a_cell_alone(constraint):
     alone = [
         Cell(**(beside | row))
         for row in rows
-        for beside in ({}, *SEVERAL, *WINDOWS)
-        if row.get("tp", "1") != "1" or not beside or constraint.name.startswith("few-")
+        for beside in ({}, *SEVERAL, *WINDOWS, *DRAWN)
+        if {row.get("tp", "1"), row.get("acceptance", "match")} - {"1", "match"}
+        or not beside
+        or constraint.name.startswith("few-")
     ]
     assert any(constraints.explain(cell) == (constraint,) for cell in alone)
 
@@ -71,6 +90,7 @@ def starts() -> dict[tuple[constraints.Constraint, ...], list[Cell]]:
     shapes = product(*(axis(name).names for name in SHAPE))
     cells = [Cell(**dict(zip(SHAPE, shape, strict=True)), **room.choice(ROOMS)) for shape in shapes]
     cells += [Cell(*names, prefix_cache=cache, batch="pair") for *names, cache in RANKED]
+    cells += [Cell(acceptance=rule, **one) for rule in axis("acceptance").names[1:] for one in REFUSED]
     found: dict[tuple[constraints.Constraint, ...], list[Cell]] = {}
     for cell in cells:
         found.setdefault(constraints.explain(cell), []).append(cell)
@@ -136,6 +156,10 @@ steps-no-candidate adaptive-config-flat: eagle.s3.flat
 adaptive-unsupported: eagle3.s3.k4.n8.tiers eagle3.s3.k4.tiers standalone.tiers ngram.tiers dflash.tiers
 steps-auto-alone adaptive-unsupported: eagle3.k4.tiers
 chain-of-its-own-width: eagle3.k1.tiers
+acceptance-unused: none.reject.pair.mixed
+acceptance-of-chains: eagle3.s2.k4.block.pair.topk_topp
+few-drawn-algorithm: ngram.reject.pair.mixed
+few-drawn-sampling: eagle3.reject.pair
 nothing-bundled: nextn
 nothing-bundled window-uncached: nextn.qwen3
 no-draft-trained: eagle.qwen3.nocache standalone.deepseek

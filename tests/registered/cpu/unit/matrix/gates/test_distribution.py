@@ -45,6 +45,22 @@ def test_a_sampler_that_prefers_the_best_token_or_uses_a_coin_again_fails(measur
     assert serial.numbers["p"] > 1e-4
 
 
+def test_an_output_that_is_drawn_too_often_fails_though_each_token_follows_its_law(measured):
+    found = measured(PLAIN)
+    one = next(answer for answer in found.run.answers if answer.name == "d0")
+    every = [i for i, answer in enumerate(found.run.answers) if answer.name.startswith("d")]
+    answers = list(found.run.answers)
+    for index in every[::8]:
+        answers[index] = replace(one, name=answers[index].name)
+    outcome, right = found.judge(GATE, answers=tuple(answers)), found.judge(GATE)
+    p, bins = outcome.numbers["joint_p"], outcome.numbers["bins"]
+    text = f"outputs of 3 tokens do not follow the target's law (chi-square over {bins} bins, p = {p:.2g})"
+    assert (outcome.state, outcome.message) == (State.FAIL, text) and p < 1e-5 < right.numbers["joint_p"]
+    assert outcome.numbers["p"] > 1e-4 and 0.1 < right.numbers["variation"] < right.numbers["detectable"] < 0.3
+    rules = tuple(replace(request, presence_penalty=0.1) for request in found.run.requests)
+    assert "joint_p" not in found.judge(GATE, requests=rules).numbers
+
+
 def test_tokens_outside_the_support_are_counted(measured):
     found = measured(PLAIN)
     greedy = tuple(replace(request, top_k=1) for request in found.run.requests)

@@ -31,7 +31,8 @@ precision: beyond far_draws routed sampled_rms score_rms scored tied_at tied_sha
 finish: faults requests | abort length stop
 acceptance: length rounds | emitted left mixed naive_reach naive_rounds per_position prompts questions ratio reference
   retracted
-distribution: draws logprob_gap outside p serial_p statistic |
+rejection: due_per_position left p per_position rounds ties |
+distribution: bins detectable draws joint_p logprob_gap outside p serial_p statistic variation |
 accuracy: accuracy accuracy_flexible baseline baseline_flexible card_test_share lost lost_flexible n outcomes won
   won_flexible |
 """
@@ -43,6 +44,7 @@ CELLS = (
     "eagle.s3.k4.n8.v2.fast.pair.mixed",
     "eagle.tiers.v2.p64.ctx.pair.length",
     "ngram.v2.pair",
+    "standalone.reject.pair.mixed",
 )
 
 

@@ -1,0 +1,152 @@
+"""Recomputes rounds whose drafts were drawn from their own distribution, and how often each draft was accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.acceptance import first_token
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
+from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.oracles.drawn_rounds import DrawnRound, Text, drawn_round
+from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
+
+THRESHOLDS: Final = {
+    "left": Threshold(0, "seed, position and column decide a round, whatever the timing, batch, pages or ranks"),
+    "edge": Threshold(
+        1e-5, "a random number this near to another outcome, in probability, may give it: float32 rounds by up to 1e-6"
+    ),
+    "alpha": Threshold(1e-5, "over all positions of a draft, of the numbers of acceptances; see FALSE_ALARMS"),
+    "least_rounds": Threshold(6, "two requests that accept nearly every draft have 12 rounds; fewer show no rejection"),
+}
+# Rounds recomputed of a cell, spread evenly: one takes 10 to 30 ms.
+ROUNDS: Final = 80
+
+
+class Replayed(NamedTuple):
+    """One round as it ran and as recomputed. at: index of its first output token. whole: it is not cut by the end."""
+
+    answer: Answer
+    at: int
+    accepted: int
+    emitted: tuple[int, ...]
+    due: DrawnRound
+    whole: bool
+
+    @property
+    def differs(self) -> bool:
+        due = self.due.tokens
+        return self.emitted != due[: len(self.emitted)] or (self.whole and self.accepted + 1 != len(due))
+
+
+@dataclass
+class RejectionGate:
+    """Each round of a sampled request is what p, q and the random numbers of its seed give: its drafts, those accepted
+    and the token behind them. Over all rounds each draft was accepted as often as p and q say: under the token rule
+    with the sum of min(p, q) if those before it were, under the block rule with h."""
+
+    name: str = "rejection"
+    needs: frozenset[Capability] = frozenset({Capability.ROUNDS, Capability.RESOLUTION})
+    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+
+    def applies(self, cell: Cell) -> bool:
+        """Cells whose drafts are drawn; all of them have sampled requests."""
+        return cell.acceptance != "match" and cell.algorithm != "none"
+
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
+        """NOT MEASURED with fewer than `least_rounds` rounds."""
+        rounds = list(_replayed(prepared, run, self.thresholds["edge"]))
+        off = [one for one in rounds if one.differs]
+        left = [one for one in off if one.due.margin >= self.thresholds["edge"]]
+        places = _by_position(rounds)
+        p, place = min([(1.0, 0), *((len(places) * _unlikely(one), number) for number, one in enumerate(places))])
+        numbers: dict[str, Number] = {
+            "rounds": len(rounds),
+            "left": len(left),
+            "ties": len(off) - len(left),
+            "p": p,
+            "per_position": [round(sum(seen for _, seen in one) / len(one), 4) for one in places],
+            "due_per_position": [round(sum(chance for chance, _ in one) / len(one), 4) for one in places],
+        }
+        if left:
+            first = min(left, key=lambda one: one.at)
+            got, due = ([*tokens] for tokens in (first.emitted, first.due.tokens))
+            text = f"{len(left)} of {len(rounds)} rounds differ from what p, q and the seed give, first"
+            text = f"{text} {first.answer.name} at token {first.at}: {got} instead of {due}"
+            return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(first.answer.name, first.at))
+        if len(rounds) < self.thresholds["least_rounds"]:
+            text = f"{len(rounds)} rounds of sampled requests ran; the test needs {self.thresholds['least_rounds']:g}"
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
+        if p < self.thresholds["alpha"]:
+            seen, expected = (sum(pair[side] for pair in places[place]) for side in (1, 0))
+            text = (
+                f"draft {place + 1} was accepted in {seen} of {len(places[place])} rounds; p and q give {expected:.1f}"
+            )
+            return Outcome(self.name, State.FAIL, numbers, message=text)
+        return Outcome(self.name, State.PASS, numbers)
+
+
+def _replayed(prepared: PreparedCell, run: Run, edge: float) -> Iterator[Replayed]:
+    """Every so many rounds of the sampled requests, each recomputed."""
+    requests = {request.name: request for request in run.requests}
+    drawn = [answer for answer in run.answers if answer.accept_lengths and requests[answer.name].temperature > 0]
+    stride, passed = max(1, -(-sum(len(answer.accept_lengths) for answer in drawn) // ROUNDS)), 0
+    for answer in drawn:
+        request = requests[answer.name]
+        seed = prepared.asked.random_seed if request.seed is None else request.seed
+        algorithm = "nextn.single" if prepared.cell.adapts and prepared.cell.algorithm == "nextn" else ""
+        text = Text(
+            prepared.cell.target,
+            algorithm or prepared.cell.algorithm,
+            request,
+            seed,
+            answer.prompt_ids,
+            answer.output_ids,
+        )
+        yield from _of_answer(text, answer, range(-passed % stride, len(answer.accept_lengths), stride), prepared, edge)
+        passed += len(answer.accept_lengths)
+
+
+def _of_answer(text: Text, answer: Answer, among: range, prepared: PreparedCell, edge: float) -> Iterator[Replayed]:
+    """The rounds of one answer. A retraction's prefill emits a token between two rounds, which ones is not known."""
+    import torch
+
+    prefills = 0
+    with torch.inference_mode():
+        for index in among:
+            length, width = answer.accept_lengths[index], answer.round_widths[index]
+            draft = text.draft((width - 1, 1, width))
+            for more in range(prefills, answer.retractions + 1):
+                at = first_token(answer.accept_lengths, index) + more
+                emitted = answer.output_ids[at : at + length]
+                known = len(answer.prompt_ids) + at - 1
+                due = drawn_round(text, draft, known, width - 1, prepared.cell.acceptance == "block")
+                one = Replayed(answer, at, length - 1, emitted, due, len(emitted) == length)
+                if not one.differs or due.margin < edge:
+                    prefills = more
+                    break
+            if emitted:
+                yield one
+
+
+def _by_position(rounds: Sequence[Replayed]) -> list[list[tuple[float, bool]]]:
+    """By draft of a round: the chance that it is accepted, and whether it was, in each whole round that tells."""
+    places: list[list[tuple[float, bool]]] = []
+    for one in rounds:
+        for place, chance in enumerate(one.due.chances if one.whole else ()):
+            places += [[]] * (place == len(places))
+            places[place] = [*places[place], (chance, one.accepted > place)]
+    return places
+
+
+def _unlikely(place: Sequence[tuple[float, bool]]) -> float:
+    """Twice the smaller probability of as few or as many acceptances, each with its own chance (Poisson's binomial)."""
+    import numpy as np
+
+    law, seen = np.ones(1), sum(accepted for _, accepted in place)
+    for chance, _ in place:
+        law = np.append(law, 0.0) * (1 - chance) + np.append(0.0, law) * chance
+    return min(1.0, 2 * float(min(law[: seen + 1].sum(), law[seen:].sum())))
