@@ -87,7 +87,7 @@ class DistributionGate:
         in a wrong way; not those with logit rules but min_p, which the law does not have."""
         asked = [replace(pair.request, name="", seed=None) for pair in drawn]
         alike = Counter(one for one in asked if {*one.rules} <= {"min_p"})
-        if max(alike.values(), default=0) < self.thresholds["least_draws"]:
+        if max(alike.values(), default=0) < self.thresholds["min_draws"]:
             return outcome
         request, number = alike.most_common(1)[0]
         law = joint_law(target, request)

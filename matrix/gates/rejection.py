@@ -20,7 +20,7 @@ THRESHOLDS: Final = {
         1e-5, "a random number this near to another outcome, in probability, may give it: float32 rounds by up to 1e-6"
     ),
     "alpha": Threshold(1e-5, "over all positions of a draft, of the numbers of acceptances; see FALSE_ALARMS"),
-    "least_rounds": Threshold(6, "two requests that accept nearly every draft have 12 rounds; fewer show no rejection"),
+    "min_rounds": Threshold(6, "two requests that accept nearly every draft have 12 rounds; fewer show no rejection"),
 }
 # Rounds recomputed of a cell, spread evenly: one takes 10 to 30 ms.
 ROUNDS: Final = 80
@@ -57,7 +57,7 @@ class RejectionGate:
         return cell.acceptance != "match" and cell.algorithm != "none"
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-        """NOT MEASURED with fewer than `least_rounds` rounds."""
+        """NOT MEASURED with fewer than `min_rounds` rounds."""
         rounds = list(_replayed(prepared, run, self.thresholds["edge"]))
         off = [one for one in rounds if one.differs]
         left = [one for one in off if one.due.margin >= self.thresholds["edge"]]
@@ -77,8 +77,8 @@ class RejectionGate:
             text = f"{len(left)} of {len(rounds)} rounds differ from what p, q and the seed give, first"
             text = f"{text} {first.answer.name} at token {first.at}: {got} instead of {due}"
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(first.answer.name, first.at))
-        if len(rounds) < self.thresholds["least_rounds"]:
-            text = f"{len(rounds)} rounds of sampled requests ran; the test needs {self.thresholds['least_rounds']:g}"
+        if len(rounds) < self.thresholds["min_rounds"]:
+            text = f"{len(rounds)} rounds of sampled requests ran; the test needs {self.thresholds['min_rounds']:g}"
             return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
         if p < self.thresholds["alpha"]:
             seen, expected = (sum(pair[side] for pair in places[place]) for side in (1, 0))
