@@ -120,7 +120,10 @@ class AcceptanceGate:
     naive: Callable[..., NaiveCheck] = naive_check
 
     def applies(self, cell: Cell) -> bool:
-        """Cells with a drafter and either unaborted greedy requests on the oracle's prompts or session turns."""
+        """Cells with a drafter and requests that no abort ends: greedy ones on the oracle's prompts, session turns,
+        and, if exact, sampled and ruled ones. Of other engines too few are left beside an abort for an interval."""
+        if cell.abort != "none" and not self.exact:
+            return False
         if cell.algorithm == "ngram" or (cell.finish == "length" and Capability.ROUNDS not in self.needs):
             return self.exact
         return _in_oracle(cell) or (self.exact and (has_session_baseline(cell) or _is_drawn(cell)))
@@ -291,7 +294,12 @@ class AcceptanceGate:
 def _in_oracle(cell: Cell) -> bool:
     """Whether the oracle has acceptance lengths for the cell's greedy requests."""
     drafts = cell.algorithm != "none" and cell.own_traits is None
-    return drafts and cell.abort == "none" and cell.sampling in ("greedy", "mixed")
+    return drafts and _unaborted(cell) and cell.sampling in ("greedy", "mixed")
+
+
+def _unaborted(cell: Cell) -> bool:
+    """Whether some request is not aborted."""
+    return cell.abort == "none" or cell.batch != "single"
 
 
 def _beyond_the_oracle(cell: Cell, run: Run) -> Iterator[tuple[Answer, Container[int]]]:
@@ -299,7 +307,8 @@ def _beyond_the_oracle(cell: Cell, run: Run) -> Iterator[tuple[Answer, Container
     ones of sampled and ruled requests; of long texts, and of greedy requests that fill the context, evenly spaced ones,
     and the last of the latter.
     """
-    answers = {answer.name: answer for answer in run.answers if answer.accept_lengths and not answer.retractions}
+    whole = [answer for answer in run.answers if answer.finish != "abort" and not answer.retractions]
+    answers = {answer.name: answer for answer in whole if answer.accept_lengths}
     kept = [(request, answers[request.name]) for request in run.requests if request.name in answers]
     if cell.acceptance != "match":  # `rejection` judges these
         kept = [(request, answer) for request, answer in kept if not request.temperature]
@@ -322,7 +331,7 @@ def _is_drawn(cell: Cell) -> bool:
     """Whether requests are sampled or have logit rules, so that acceptance does not follow the oracle's text."""
     drafts = cell.algorithm != "none" and cell.own_traits is None
     ruled = cell.acceptance == "match" or cell.sampling == "rules"  # some of these are greedy under any rule
-    return drafts and ruled and cell.abort == "none" and cell.sampling not in ("greedy", "mixed")
+    return drafts and ruled and _unaborted(cell) and cell.sampling not in ("greedy", "mixed")
 
 
 def first_token(lengths: Sequence[int], place: int) -> int:
@@ -371,7 +380,7 @@ def _greedy(cell: Cell, run: Run, oracle: Oracle) -> Iterator[tuple[Answer, int,
     answers = {answer.name: answer for answer in run.answers}
     for request in run.requests:
         index, answer = oracle_index(request), answers.get(request.name)
-        if request.temperature > 0 or index is None or answer is None:
+        if request.temperature > 0 or index is None or answer is None or answer.finish == "abort":
             continue
         lengths = answer.accept_lengths
         if cell.numerics != "float32":

@@ -23,7 +23,7 @@ def has_session_baseline(cell: Cell) -> bool:
     """Cells whose turns reuse session or cached KV and draft from it at a fixed depth; and all cells of a user's
     drafter whose drafts depend on the request alone, as it has no oracle."""
     if (own := cell.own_traits) is not None:
-        return own.drafts and not own.irregular and not cell.adapts and cell.sampling in ("greedy", "mixed")
+        return own.drafts and own.rounds == "own" and not cell.adapts and cell.sampling in ("greedy", "mixed")
     found = cell.memory != "tight" and (cell.session == "streaming" or cell.prefix_cache == "on")
     drafts = cell.algorithm in KEEPS_KV and not cell.adapts and cell.sampling in ("greedy", "mixed")
     return cell.session != "none" and found and drafts

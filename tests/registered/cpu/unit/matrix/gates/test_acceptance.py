@@ -216,6 +216,18 @@ def test_it_applies_to_drafted_requests(gate, cell_id):
     assert gate.applies(drawn) and not replace(gate, exact=False).applies(drawn), "only exact rounds show draws"
 
 
+def test_beside_an_abort_the_rounds_of_the_others_are_the_oracles(measured):
+    """The aborted request's own are not compared, and another engine's are too few."""
+    found, gate = measured("eagle3.s3.k4.n8.v2.p16.pair.abort_running"), AcceptanceGate()
+    assert found.judge(gate).numbers["prompts"] == 1 and found.verdict(gate) == "PASS"
+    first, aborted = found.run.answers
+    slow = tuple(replace(one, accept_lengths=(1, *one.accept_lengths)) for one in (first, aborted))
+    assert found.verdict(gate, answers=(first, slow[1])) == "PASS" and aborted.finish == "abort"
+    assert found.judge(gate, answers=(slow[0], aborted)).state is State.FAIL
+    cell = Cell.from_id("eagle3.pair.abort_running")
+    assert gate.applies(cell) and not replace(gate, exact=False).applies(cell)
+
+
 @pytest.mark.parametrize("cell_id", DRAWN)
 def test_rounds_of_sampled_and_ruled_requests_are_those_of_naive_drafts(measured, cell_id):
     """No oracle has their texts; one round that accepts another number of tokens is red."""
