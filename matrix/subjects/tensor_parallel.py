@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import distributed
+from torch import Tensor, distributed
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.build import known_facts
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.observe.rank_agreement import Agreement
+from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.parallel.group import PATIENCE, GroupLease, RankGroup, RanksDiverged
 from specmatrix.engine.parallel.worker import Rank
 from specmatrix.matrix.subjects.engine_process import RemoteEngine
@@ -20,6 +21,15 @@ from specmatrix.matrix.subjects.in_process import ManualClock, ReferenceEngine, 
 from specmatrix.matrix.subjects.protocol import Answer, Diverged, RunningEngine
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import resolve_path
+
+
+class UnequalRanks(Ranks):
+    """Ranks whose numbers differ, as those of different GPUs may: a rank other than 0 rounds logits, and the head that
+    its draft may share. Rank 0 decides, so nothing that the ranks compare may change."""
+
+    def joined(self, part: Tensor, dim: int = -1) -> Tensor:
+        whole = super().joined(part, dim)
+        return whole.round_() if self.rank and dim == -1 else whole
 
 
 class RankedSubject(ReferenceSubject):
@@ -96,7 +106,9 @@ class RankedEngine(RemoteEngine):
 
 def _start(rank: Rank, config: EngineConfig, locate: Callable[[str], Path]) -> None:
     clock = ManualClock()
-    llm = LLM(config, locate, clock, rank.ranks(config.enable_deterministic_inference), rank.publish)
+    kind = UnequalRanks if config.strict_memory else Ranks  # what is timed does no more than it must
+    ranks = kind(rank.place.rank, rank.place.size, config.enable_deterministic_inference)
+    llm = LLM(config, locate, clock, ranks, rank.publish)
     rank.held = ReferenceEngine(llm, clock)
 
 

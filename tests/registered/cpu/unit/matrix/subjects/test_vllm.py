@@ -62,7 +62,7 @@ def test_start_axes_are_engine_arguments():
     more = flags("eagle3.s3.k1.v1.p64.nocache.c7.m4.burst")
     assert more | {"seed": 0, "block_size": 64, "enable_prefix_caching": False, "max_num_seqs": 4} == more
     assert more["long_prefill_token_threshold"] == 7 and "max_model_len" not in more
-    assert flags("none.ctx.length")["max_model_len"] == 192
+    assert flags("none.ctx.length")["max_model_len"] == 320
     assert more["async_scheduling"] is False and flags("eagle3.s3.k1.v2.sync")["async_scheduling"] is False
     assert flags("eagle3.s3.k1.v2")["async_scheduling"] is True
     # 192 tokens in blocks of 32, and one block that vLLM keeps for itself.
