@@ -369,10 +369,7 @@ class CellRecord(
 
     def gate(self: CellResult, name: str) -> GateResult | None:
         """The result of the gate `name`, or None if the cell did not run it."""
-        for gate in self.gates:
-            if gate.name == name:
-                return gate
-        return None
+        return next((gate for gate in self.gates if gate.name == name), None)
 
 
 CellResult: TypeAlias = CellRecord[StartRecord, tuple[GateResult, ...], Mapping[str, Count]]

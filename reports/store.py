@@ -14,11 +14,10 @@ from gzip import GzipFile
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
-from types import EllipsisType, TracebackType
+from types import EllipsisType
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from specmatrix.files import opened
@@ -76,18 +75,15 @@ class ReportWriter(AbstractContextManager["ReportWriter"]):
     """
 
     def __init__(self, directory: Path, header: Header) -> None:
-        self.path: Final = directory / REPORT_FILE
-        self.partial: Final = directory / PARTIAL_FILE
-        self._header = header
-        self._cells: set[str] = set()
-        self._numbers: dict[type[Struct], dict[bytes, int]] = {StartRecord: {}, NamesRecord: {}}
+        self.path, self.partial = directory / REPORT_FILE, directory / PARTIAL_FILE
+        self._header, self._cells = header, set[str]()
+        self._numbers: dict[type[msgspec.Struct], dict[bytes, int]] = {StartRecord: {}, NamesRecord: {}}
         self._evidence: Counter[str] = Counter()
         self._began = monotonic()
         self.not_run: Iterable[str] = ()
         self.gpu_seconds: float | EllipsisType | None = ...
         self.causes: Mapping[str, Cause] = {}
-        self.digest = ""
-        self._digest = sha256()
+        self.digest, self._digest = "", sha256()
         first = _encode(header, "the header", _HEADER)
         check_place(directory, REPORT_FILE, PARTIAL_FILE, *PAGES)
         self._file = claimed(self.partial)
@@ -151,9 +147,7 @@ class ReportWriter(AbstractContextManager["ReportWriter"]):
         with suppress(OSError):  # a full disk, already reported
             self._file.close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.abort()
         elif not self._file.closed:
@@ -183,7 +177,7 @@ def cell_from_json(text: str) -> CellResult:
     return _WHOLE.decode(text)
 
 
-def _encode(record: Struct, what: str, reader: msgspec.json.Decoder[Any]) -> bytes:
+def _encode(record: msgspec.Struct, what: str, reader: msgspec.json.Decoder[Any]) -> bytes:
     """One JSON line without the newline. ReportError if `reader` could not read it back."""
     try:
         body = msgspec.to_builtins(record)
@@ -202,9 +196,8 @@ class Report:
     resolves their references."""
 
     def __init__(self, path: Path, header: Header, records: Iterable[Line], end: End) -> None:
-        self.path, self.header, self.digest = path, header, end.digest
+        self.path, self.header, self.digest, self.causes = path, header, end.digest, end.causes
         self.evidence, self.not_run, self.gpu_seconds = end.evidence, end.not_run, end.gpu_seconds
-        self.causes = end.causes
         self.starts: Final = [record for record in records if isinstance(record, StartRecord)]
         self._names: Final = [record for record in records if isinstance(record, NamesRecord)]
         self.lines: Final = {record.id: record for record in records if isinstance(record, CellRecord)}
