@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specmatrix.errors import ConfigError, shown
-from specmatrix.matrix.zoo import card, registry
+from specmatrix.matrix.zoo import absolute, card, registry
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 from specmatrix.matrix.zoo.questions import read_questions
 from specmatrix.matrix.zoo.recipes import RECIPES
@@ -33,15 +33,18 @@ def list_models(json_: Json = False) -> int:
                 f"zoo model {name!r} is missing in {CHECKPOINTS}; restore it or run `specmatrix zoo train {name}`"
             )
         cards.append(card.read(CHECKPOINTS / name))
-    text = "\n".join(line for each in cards for line in card.lines(each))
+    text = "\n".join(line for each in cards for line in (*card.lines(each), *absolute.lines(each.name)))
     return print_answer([asdict(each) for each in cards], text, json_)
 
 
 def verify() -> int:
-    """Compare every model file with its recorded checksum. ConfigError names the first mismatch."""
+    """Compare every model file with its recorded checksum, and each target's oracle with the acceptance that it must
+    reach. ConfigError names the first mismatch."""
     for name in RECIPES:
         with waiting(name):
             registry.verify(name, CHECKPOINTS)
+        if name in registry.TARGETS:
+            absolute.verify(name)
         print(f"{name}: whole")
     return 0
 

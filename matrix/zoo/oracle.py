@@ -19,6 +19,7 @@ from specmatrix.engine.core.config.defaults import SHAPE
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.model_facts import model_facts
+from specmatrix.matrix.zoo import absolute
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 from specmatrix.matrix.zoo.oracle_drafts import (
     DRAFTS,
@@ -212,10 +213,11 @@ def questions() -> list[str]:
 
 
 def main(targets: Sequence[str]) -> None:
-    """Write the oracle files of the named targets (default all)."""
+    """Write the oracle files of the named targets (default all). ConfigError if one accepts less than its figures."""
     torch.set_num_threads(1)
     for target in targets or DRAFTS:
         body = account(target, questions(), covered_shapes(target))
+        absolute.write(target, body)
         oracle_file(target).write_text(json.dumps(body, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
