@@ -64,7 +64,10 @@ class RunOptions:
     ] = None
     change: Annotated[
         str | None,
-        typer.Option(metavar="BASE[..HEAD]", help="name the lines of this change that only failing cells execute"),
+        typer.Option(
+            metavar="BASE[..HEAD]",
+            help="name the lines of this change that only failing cells execute; default: the checkout's since its main branch",
+        ),
     ] = None
     fault: PlantedFault = None
     explain: Annotated[
