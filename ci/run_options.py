@@ -66,7 +66,8 @@ class RunOptions:
         str | None,
         typer.Option(
             metavar="BASE[..HEAD]",
-            help="name the lines of this change that only failing cells execute; default: the checkout's since its main branch",
+            help="name the lines of this change that only failing cells execute; by default of the checkout's own "
+            "change since it left its main branch",
         ),
     ] = None
     fault: PlantedFault = None
