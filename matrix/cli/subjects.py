@@ -64,6 +64,9 @@ def show(name: Name, json_: Json = False) -> int:
     row = _facts(load_subject(name))
     lines = [f"{name}: {row['version'] or MISSING}", f"shows: {', '.join(row['shows'])}"]
     lines += [f"does not show {capability}: {why}" for capability, why in row["cannot"].items()]
+    for algorithm, rule in row["acceptance"].items():
+        loss = f", with a total variation of {rule['loss']:g} at most" if rule["loss"] else ""
+        lines.append(f"accepts sampled drafts of {algorithm} by {rule['rule']}{loss}: {rule['chosen_by']}")
     lines.append(f"judged by: {', '.join(row['judged_by'])}")
     reasons: dict[str, list[str]] = {}
     for gate, why in row["excluded"].items():
@@ -79,6 +82,7 @@ def _facts(subject: Subject) -> dict[str, Any]:
         "name": subject.name,
         "version": subject.version(),
         "shows": [str(name) for name in Capability if name in subject.profile.capabilities],
+        "acceptance": {name or "all": rule._asdict() for name, rule in subject.profile.acceptance.items()},
         "cannot": {str(capability): reason for capability, reason in subject.profile.cannot.items()},
         "judged_by": [gate.name for gate in applied.gates],
         "excluded": dict(applied.excluded),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -13,7 +13,7 @@ from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.pairing import AnswerPair, pairs, unpaired
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.joint_law import joint_law
-from specmatrix.matrix.subjects.protocol import Capability, Run
+from specmatrix.matrix.subjects.protocol import AcceptanceRule, Capability, Profile, Run
 from specmatrix.matrix.workloads.build import DRAWN_TOKENS, draws_apply, tokenizer
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
@@ -35,6 +35,7 @@ THRESHOLDS: Final = {
     "min_draws": Threshold(100, "fewer draws cannot detect a bias of 10 %"),
     "edge": Threshold(1e-5, "float32 error of the cumulative mass at the top-p cutoff"),
 }
+ALONE: Final = "nearly every output is the same by the target's law, so that a test of it says nothing"
 Context = tuple[tuple[int, float], ...]  # (token id, log-probability) of every token, most probable first
 Draw = tuple[RequestSpec, Context, int]
 
@@ -45,12 +46,15 @@ class DistributionGate:
 
     The distribution is rebuilt from the run's log-probabilities (softmax of logits / temperature) with top-k and top-p
     reapplied; log-probabilities are compared with the baseline's after equal prefixes. Outputs of three tokens must
-    follow their joint law as the target's own network has it.
+    follow their joint law as the target's own network has it; by that law alone a subject without log-probabilities is
+    judged. accepts: by algorithm, the subject's rule of acceptance. One that states a loss is judged by the total
+    variation between its outputs and their joint law, which may be at least what it states only by chance.
     """
 
     name: str = "distribution"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS, Capability.LOGPROBS})
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    accepts: Callable[[str], AcceptanceRule] = Profile(frozenset()).rule_of
 
     def applies(self, cell: Cell) -> bool:
         """Cells whose workload contains sampled requests."""
@@ -64,6 +68,9 @@ class DistributionGate:
         drawn = [
             pair for pair in pairs(run, baseline) if pair.request.name.startswith("d") and pair.request.temperature > 0
         ]
+        rule = self.accepts(prepared.cell.algorithm)
+        if rule.loss or Capability.LOGPROBS not in self.needs:
+            return self._against_law(prepared.cell.target, drawn, Outcome(self.name, State.NOT_MEASURED), rule)
         vocab_size = tokenizer().get_vocab_size()
         if any(
             min(len(p.answer.top_logprobs), len(p.answer.logprobs)) < len(p.answer.output_ids) for p in drawn
@@ -80,29 +87,36 @@ class DistributionGate:
             return Outcome(self.name, State.NOT_MEASURED, {"draws": len(draws)}, message=text)
         fast = prepared.cell.numerics == "fast"  # whose log-probabilities are judged by the gate `precision`
         outcome = self._judge_draws(draws, _largest_gap(drawn, paired=not fast))
-        return self._against_law(prepared.cell.target, drawn, outcome)
+        return self._against_law(prepared.cell.target, drawn, outcome, rule)
 
-    def _against_law(self, target: str, drawn: Sequence[AnswerPair], outcome: Outcome) -> Outcome:
+    def _against_law(self, target: str, drawn: Sequence[AnswerPair], outcome: Outcome, rule: AcceptanceRule) -> Outcome:
         """Compare whole outputs of equal requests with their joint law, in which a token may depend on those before it
         in a wrong way; not those with logit rules but min_p, which the law does not have."""
         asked = [replace(pair.request, name="", seed=None) for pair in drawn]
         alike = Counter(one for one in asked if {*one.rules} <= {"min_p"})
-        if max(alike.values(), default=0) < self.thresholds["min_draws"]:
-            return outcome
-        request, number = alike.most_common(1)[0]
+        request, number = alike.most_common(1)[0] if alike else (None, 0)
+        if request is None or number < self.thresholds["min_draws"]:
+            text = f"{number} equal requests were sampled; the test needs at least {self.thresholds['min_draws']:g}"
+            return outcome if outcome.state is not State.NOT_MEASURED else replace(outcome, message=text)
         law = joint_law(target, request)
         seen = Counter(pair.answer.output_ids for pair, one in zip(drawn, asked, strict=True) if one == request)
         counts = [seen.pop(output, 0) for output in law]
         shares = [*law.values(), max(0.0, 1 - sum(law.values()))]
-        if (1 - shares[0]) * number < LEAST_EXPECTED:  # one output alone
-            return outcome
+        if (1 - shares[0]) * number < LEAST_EXPECTED:
+            return outcome if outcome.state is not State.NOT_MEASURED else replace(outcome, message=ALONE)
         fit = law_fit([*counts, sum(seen.values())], shares, self.thresholds["joint_alpha"])
         more = {"joint_p": fit.p, "bins": fit.bins, "variation": fit.variation, "detectable": fit.detectable}
-        outcome = replace(outcome, numbers={**outcome.numbers, **more})
-        if outcome.state is not State.PASS or fit.p >= self.thresholds["joint_alpha"]:
+        outcome = replace(outcome, numbers={"draws": number, **outcome.numbers, **more})
+        if outcome.state is State.FAIL:
             return outcome
-        text = f"outputs of {DRAWN_TOKENS} tokens do not follow the target's law (chi-square over {fit.bins} bins, "
-        return replace(outcome, state=State.FAIL, message=f"{text}p = {fit.p:.2g})")
+        fault = ""
+        if not rule.loss and fit.p < self.thresholds["joint_alpha"]:
+            fault = f"outputs of {DRAWN_TOKENS} tokens do not follow the target's law "
+            fault += f"(chi-square over {fit.bins} bins, p = {fit.p:.2g})"
+        elif rule.loss and fit.at_least > rule.loss:
+            fault = f"outputs of {DRAWN_TOKENS} tokens are a total variation of {fit.at_least:.3f} or more from the "
+            fault += f"target's law; the subject's profile states {rule.loss:g} at most"
+        return replace(outcome, state=State.FAIL if fault else State.PASS, message=fault)
 
     def _judge_draws(self, draws: Sequence[Draw], gap: float) -> Outcome:
         import numpy as np

@@ -9,6 +9,7 @@ from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.gates.acceptance import AcceptanceGate
 from specmatrix.matrix.gates.accuracy import AccuracyGate
 from specmatrix.matrix.gates.adaptive import AdaptiveGate
+from specmatrix.matrix.gates.chances import ChancesGate
 from specmatrix.matrix.gates.claimed_capabilities import ClaimedCapabilitiesGate
 from specmatrix.matrix.gates.config import ConfigGate
 from specmatrix.matrix.gates.distribution import DistributionGate
@@ -130,7 +131,11 @@ def _foreign(profile: Profile) -> tuple[Gate, ...]:
     lossless.sampled = Capability.SAMPLED_IDENTITY in profile.capabilities
     shown = Capability.ROUNDS if Capability.ROUNDS in profile.capabilities else Capability.HISTOGRAM
     acceptance = AcceptanceGate(needs=frozenset({shown}), exact=False)
-    own: dict[str, Gate] = {"lossless": lossless, "acceptance": acceptance}
+    distribution = DistributionGate(accepts=profile.rule_of)
+    if Capability.LOGPROBS not in profile.capabilities:
+        distribution.needs = frozenset({Capability.TOKEN_IDS})
+    rejection = ChancesGate(accepts=profile.rule_of)
+    own: dict[str, Gate] = {gate.name: gate for gate in (lossless, acceptance, distribution, rejection)}
     text = TextGate(target_oracle=None if "oracle" in profile.excluded else oracle)
     more: tuple[Gate, ...] = (IdentitiesGate(),)
     if Capability.TOKEN_IDS not in profile.capabilities:

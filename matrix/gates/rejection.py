@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.acceptance import first_token
@@ -24,6 +24,8 @@ THRESHOLDS: Final = {
 }
 # Rounds recomputed of a cell, spread evenly: one takes 10 to 30 ms.
 ROUNDS: Final = 80
+# By draft of a round: the chance that it is accepted, and whether it was, in each round that tells.
+Places: TypeAlias = list[list[tuple[float, bool]]]
 
 
 class Replayed(NamedTuple):
@@ -62,14 +64,13 @@ class RejectionGate:
         off = [one for one in rounds if one.differs]
         left = [one for one in off if one.due.margin >= self.thresholds["edge"]]
         places = _by_position(rounds)
-        p, place = min([(1.0, 0), *((len(places) * _unlikely(one), number) for number, one in enumerate(places))])
+        p, place = least_likely(places)
         numbers: dict[str, Number] = {
             "rounds": len(rounds),
             "left": len(left),
             "ties": len(off) - len(left),
             "p": p,
-            "per_position": [round(sum(seen for _, seen in one) / len(one), 4) for one in places],
-            "due_per_position": [round(sum(chance for chance, _ in one) / len(one), 4) for one in places],
+            **by_position(places),
         }
         if left:
             first = min(left, key=lambda one: one.at)
@@ -81,11 +82,7 @@ class RejectionGate:
             text = f"{len(rounds)} rounds of sampled requests ran; the test needs {self.thresholds['min_rounds']:g}"
             return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
         if p < self.thresholds["alpha"]:
-            seen, expected = (sum(pair[side] for pair in places[place]) for side in (1, 0))
-            text = (
-                f"draft {place + 1} was accepted in {seen} of {len(places[place])} rounds; p and q give {expected:.1f}"
-            )
-            return Outcome(self.name, State.FAIL, numbers, message=text)
+            return Outcome(self.name, State.FAIL, numbers, message=too_often(place, places[place]))
         return Outcome(self.name, State.PASS, numbers)
 
 
@@ -132,14 +129,37 @@ def _of_answer(text: Text, answer: Answer, among: range, prepared: PreparedCell,
                 yield one
 
 
-def _by_position(rounds: Sequence[Replayed]) -> list[list[tuple[float, bool]]]:
-    """By draft of a round: the chance that it is accepted, and whether it was, in each whole round that tells."""
-    places: list[list[tuple[float, bool]]] = []
+def _by_position(rounds: Sequence[Replayed]) -> Places:
+    places: Places = []
     for one in rounds:
-        for place, chance in enumerate(one.due.chances if one.whole else ()):
-            places += [[]] * (place == len(places))
-            places[place] = [*places[place], (chance, one.accepted > place)]
+        add_chances(places, one.due.chances if one.whole else (), one.accepted)
     return places
+
+
+def by_position(places: Places) -> dict[str, Number]:
+    """The shares of drafts that were accepted, and those that are due."""
+    return {
+        "per_position": [round(sum(seen for _, seen in one) / len(one), 4) for one in places],
+        "due_per_position": [round(sum(chance for chance, _ in one) / len(one), 4) for one in places],
+    }
+
+
+def add_chances(places: Places, chances: Sequence[float], accepted: int) -> None:
+    """Add a round whose first drafts have these chances, and of which so many were accepted."""
+    places += [[] for _ in chances[len(places) :]]
+    for place, chance in enumerate(chances):
+        places[place].append((chance, accepted > place))
+
+
+def least_likely(places: Places) -> tuple[float, int]:
+    """The least probability of as many acceptances at a place, times the number of places, and the place."""
+    return min([(1.0, 0), *((len(places) * _unlikely(one), number) for number, one in enumerate(places))])
+
+
+def too_often(place: int, rounds: Sequence[tuple[float, bool]]) -> str:
+    """A sentence on acceptances that differ from the chances."""
+    seen, expected = (sum(pair[side] for pair in rounds) for side in (1, 0))
+    return f"draft {place + 1} was accepted in {seen} of {len(rounds)} rounds; p and q give {expected:.1f}"
 
 
 def _unlikely(place: Sequence[tuple[float, bool]]) -> float:

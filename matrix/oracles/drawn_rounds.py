@@ -129,6 +129,25 @@ def drawn_round(text: Text, draft: OracleDraft, known: int, steps: int, block: b
     return DrawnRound((*path[:accepted], last), margin, tuple(chances))
 
 
+def chances_along(
+    text: Text, draft: OracleDraft, known: int, path: Sequence[int], places: int, rule: str
+) -> list[float]:
+    """The chance of each of a round's first drafts that it is accepted, given that those before it are `path`. match:
+    of the draft's best token; reject: of one that is drawn; block: of the first alone, as any."""
+    import numpy as np
+
+    laws, states, found = text.target_laws(known, path[: places - 1]), list[Any](), []
+    for place, law in enumerate(laws[: 1 if rule == "block" else places]):
+        state, logits = draft.after(known, [tuple(path[:place])], [states])
+        states.append(state[0])
+        if rule == "match":
+            found.append(float(law.masses[draft.to_target(int(logits[0].argmax()))]))
+        else:
+            q = _over_target(draft, filtered(text.request, logits[0]).masses, len(law.masses))
+            found.append(float(np.minimum(law.masses, q).sum()))
+    return found
+
+
 def _drafted(
     text: Text, draft: OracleDraft, known: int, steps: int
 ) -> tuple[tuple[int, ...], list[Masses], list[float]]:

@@ -352,6 +352,20 @@ class Stalled(Exception):
         return f"{text}; {request if self.request else 'none of them runs, but the engine is busy'}"
 
 
+class AcceptanceRule(NamedTuple):
+    """What accepts the drafts of a subject's sampled requests.
+
+    rule: "match" (the target's own draw; rejection sampling of drafts that were not drawn has the same chances),
+    "reject" or "block" (rejection sampling by q, which drew the drafts), or "lossy". chosen_by: the flags or fields of
+    requests that choose it, in one sentence. loss: the largest total variation that the subject states between the law
+    of its outputs and the target's, 0 for none.
+    """
+
+    rule: str = "match"
+    chosen_by: str = ""
+    loss: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """A subject's claimed capabilities, which decide its gates: those that need no others, less `excluded`.
@@ -363,6 +377,7 @@ class Profile:
     Linux host, limits of its own CPU time. in_process: runs in the runner's own process, without limits. has_baseline:
     the same engine can run without speculation; otherwise the gate `oracle` judges the cell's own run, and gates that
     pair runs must be excluded. restarts: `start` starts an engine, instead of reaching one that runs already.
+    acceptance: by algorithm, what accepts drafts of sampled requests, "" of all others.
     """
 
     capabilities: frozenset[Capability]
@@ -374,6 +389,11 @@ class Profile:
     in_process: bool = False
     has_baseline: bool = True
     restarts: bool = True
+    acceptance: Mapping[str, AcceptanceRule] = field(default_factory=dict)
+
+    def rule_of(self, algorithm: str) -> AcceptanceRule:
+        """What accepts the drafts of sampled requests with an algorithm."""
+        return self.acceptance.get(algorithm, self.acceptance.get("", AcceptanceRule()))
 
 
 class Subject(Protocol):

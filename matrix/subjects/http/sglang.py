@@ -21,6 +21,7 @@ from specmatrix.matrix.subjects.http.launch_flags import (
     unjudged_sizes,
 )
 from specmatrix.matrix.subjects.protocol import (
+    AcceptanceRule,
     Capability,
     EngineCommand,
     Profile,
@@ -111,7 +112,8 @@ class SglangSubject(Subject):
         excluded = dict.fromkeys(unpaired, NO_BASELINE)
         if why := unjudged_sizes(running):
             excluded["acceptance"] = why
-        profile = replace(self.profile, restarts=False, excluded=excluded, has_baseline=not unpaired)
+        rules = {"": _rule(running)}
+        profile = replace(self.profile, restarts=False, excluded=excluded, has_baseline=not unpaired, acceptance=rules)
         return replace(self, endpoint=endpoint, server=running, profile=profile)
 
     def version(self) -> str | None:
@@ -155,6 +157,17 @@ class SglangSubject(Subject):
         if self.endpoint is None:
             raise ConfigError(f"subject {self.name!r} needs --url or --launch")
         return SglangEngine(self.endpoint, command, self.profile.start_seconds)
+
+
+def _rule(running: Mapping[str, Any]) -> AcceptanceRule:
+    """What accepts drafts of sampled requests on a server with this configuration: thresholds below 1 lose the target's
+    law, by how much SGLang does not say. A server of the reference engine names its rule."""
+    single, total = (running.get(f"speculative_accept_threshold_{name}") for name in ("single", "acc"))
+    if min(1.0 if one is None else float(one) for one in (single, total)) < 1:
+        return AcceptanceRule("lossy", "speculative_accept_threshold_single and _acc are below 1")
+    drawn = "reject" if running.get("speculative_use_rejection_sampling") else "match"
+    named = running.get("speculative_acceptance", drawn)
+    return AcceptanceRule(str(named), "speculative_use_rejection_sampling, or speculative_acceptance of this engine")
 
 
 def _every_size(prepared: PreparedCell) -> dict[str, int]:

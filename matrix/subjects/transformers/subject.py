@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.limits import AxisLimit, chains_only, defaults_only
 from specmatrix.matrix.subjects.protocol import (
+    AcceptanceRule,
     Capability,
     EngineCommand,
     Profile,
@@ -75,7 +76,9 @@ READ: Final = frozenset(
 WINDOWED: Final = ("qwen3", "mistral")
 # Rules of generate() over ids of the target that end an assistant with another vocabulary.
 TARGET_IDS: Final = ("sequence_bias", "watermarking_config")
-OWN_DEPTHS: Final = {"acceptance": "the depth of its drafts is not the cell's, so the oracle has no rounds for it"}
+OWN_DEPTHS: Final = dict.fromkeys(
+    ("acceptance", "rejection"), "the depth of its drafts is not the cell's, so the oracle has no rounds for it"
+)
 
 
 class TransformersSubject(Subject):
@@ -106,6 +109,10 @@ class TransformersSubject(Subject):
             Capability.SESSIONS: ABSENT["session"],
             Capability.MEMORY: ABSENT["memory"],
             Capability.PREEMPTIONS: ABSENT["slots"],
+        },
+        acceptance={
+            "": AcceptanceRule("reject", "an assistant or a prediction layer samples if do_sample is true"),
+            "ngram": AcceptanceRule("match", "a lookup has no distribution, so its drafts are compared with draws"),
         },
     )
 

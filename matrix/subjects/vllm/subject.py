@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from specmatrix.matrix.subjects.environment import SUFFIX, VLLM
 from specmatrix.matrix.subjects.limits import AxisLimit, chains_only, defaults_only
 from specmatrix.matrix.subjects.protocol import (
+    AcceptanceRule,
     Capability,
     EngineCommand,
     Profile,
@@ -117,6 +118,12 @@ class VllmSubject(Subject):
             Capability.HISTOGRAM: "its metrics of a request leave out the rounds without drafts",
         },
         start_seconds=180.0,
+        acceptance={
+            "": AcceptanceRule(
+                "match",
+                "drafts are drawn with draft_sample_method=probabilistic, and then rejection_sample_method chooses",
+            )
+        },
     )
 
     def version(self) -> str | None:

@@ -7,6 +7,7 @@ import pytest
 
 from specmatrix.matrix.gates.distribution import DistributionGate, place
 from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.subjects.protocol import AcceptanceRule, Capability, Profile
 from specmatrix.matrix.workloads.build import tokenizer
 from specmatrix.matrix.workloads.request import RequestSpec
 
@@ -59,6 +60,32 @@ def test_an_output_that_is_drawn_too_often_fails_though_each_token_follows_its_l
     assert outcome.numbers["p"] > 1e-4 and 0.1 < right.numbers["variation"] < right.numbers["detectable"] < 0.3
     rules = tuple(replace(request, presence_penalty=0.1) for request in found.run.requests)
     assert "joint_p" not in found.judge(GATE, requests=rules).numbers
+
+
+@pytest.mark.parametrize(
+    ("loss", "end"),
+    [
+        (0.0, "do not follow the target's law (chi-square over "),
+        (0.02, "from the target's law; the subject's profile states 0.02 at most"),
+        (0.6, ""),
+    ],
+)
+def test_a_loss_is_red_unless_the_profile_states_as_much(measured, loss, end):
+    """Half of the outputs are one, which a rule that accepts it too often would give."""
+    found = measured(PLAIN)
+    one = next(answer for answer in found.run.answers if answer.name == "d0")
+    answers = [
+        replace(one, name=answer.name) if answer.name.startswith("d") and int(answer.name[1:]) % 2 else answer
+        for answer in found.run.answers
+    ]
+    profile = Profile(frozenset(), acceptance={"": AcceptanceRule("lossy", "its threshold", loss)})
+    gate = DistributionGate(accepts=profile.rule_of, needs=frozenset({Capability.TOKEN_IDS}))
+    bare = tuple(replace(answer, logprobs=(), top_logprobs=()) for answer in answers)
+    outcome = found.judge(gate, answers=bare)
+    assert end in outcome.message and outcome.state is (State.FAIL if end else State.PASS)
+    assert outcome.numbers["draws"] == 200 and 0.3 < outcome.numbers["variation"] < 0.6
+    few = found.verdict(gate, requests=found.run.requests[:30], answers=bare[:30])
+    assert few == "NOT MEASURED: 29 equal requests were sampled; the test needs at least 100"
 
 
 def test_tokens_outside_the_support_are_counted(measured):

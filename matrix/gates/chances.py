@@ -1,0 +1,76 @@
+"""Compares how often another engine accepts drafts of sampled requests with what its rule makes of p and q."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Final
+
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.rejection import THRESHOLDS, Places, add_chances, by_position, least_likely, too_often
+from specmatrix.matrix.gates.thresholds import values
+from specmatrix.matrix.oracles.drawn_rounds import Text, chances_along
+from specmatrix.matrix.subjects.protocol import AcceptanceRule, Capability, Profile, Run
+from specmatrix.matrix.workloads.build import draws_apply
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
+
+# Rounds compared of a cell, spread evenly: one takes 5 to 10 ms.
+ROUNDS: Final = 400
+
+
+@dataclass
+class ChancesGate:
+    """Each draft is accepted as often as the rule that the subject's profile states says, given the text before it:
+    with the sum of min(p, q) if it is drawn from q, else with the probability of the draft's best token. p and q are
+    of the target's own network and of naive drafts, under the request's temperature and filters, so that rounds are
+    compared like for like with the reference engine's. The requests are the samples of `distribution`, whose texts end
+    by length alone. accepts: by algorithm, the subject's rule.
+    """
+
+    name: str = "rejection"
+    needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS, Capability.ROUNDS})
+    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    accepts: Callable[[str], AcceptanceRule] = Profile(frozenset()).rule_of
+
+    def applies(self, cell: Cell) -> bool:
+        """Cells with sampled draws and a drafter of the zoo, under a rule that keeps the target's law."""
+        drafts = cell.algorithm not in ("none", "ngram") and cell.own_traits is None
+        return drafts and draws_apply(cell) and self.accepts(cell.algorithm).rule != "lossy"
+
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
+        """NOT MEASURED with fewer than `min_rounds` rounds."""
+        import torch
+
+        cell, places, compared = prepared.cell, Places(), 0
+        drawn = {one.name: one for one in run.requests if one.name.startswith("d") and not one.ruled}
+        answers = [answer for answer in run.answers if answer.name in drawn and not answer.retractions]
+        # Of some engines the first round emits the token that of others the prefill does.
+        first = int(any(sum(answer.accept_lengths) < len(answer.output_ids) for answer in answers))
+        stride = max(1, -(-sum(len(answer.accept_lengths) for answer in answers) // ROUNDS))
+        with torch.inference_mode():
+            for answer in answers[::stride]:
+                request = drawn[answer.name]
+                text = Text(cell.target, cell.algorithm, request, 0, answer.prompt_ids, answer.output_ids)
+                at = first
+                nodes = int(run.resolved["num_draft_tokens"]) if not answer.round_widths else 0
+                for length, width in zip_longest(answer.accept_lengths, answer.round_widths, fillvalue=nodes):
+                    known, left = len(answer.prompt_ids) + at - 1, len(answer.output_ids) - at
+                    # Behind the last token that the length allows, an accepted draft does not show.
+                    tell = min(length, width - 1, left - 1)
+                    if tell > 0:
+                        path = answer.output_ids[at : at + length - 1]
+                        rule = self.accepts(cell.algorithm).rule
+                        chances = chances_along(text, text.draft((width - 1, 1, width)), known, path, tell, rule)
+                        add_chances(places, chances, length - 1)
+                        compared += 1
+                    at += length
+        p, place = least_likely(places)
+        numbers: dict[str, Number] = {"rounds": compared, "left": 0, "p": p, **by_position(places)}
+        if compared < self.thresholds["min_rounds"]:
+            few = f"{compared} rounds of sampled requests ran; the test needs {self.thresholds['min_rounds']:g}"
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message=few)
+        if p < self.thresholds["alpha"]:
+            return Outcome(self.name, State.FAIL, numbers, message=too_often(place, places[place]))
+        return Outcome(self.name, State.PASS, numbers)
