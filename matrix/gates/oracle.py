@@ -10,7 +10,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.pairing import TIE_NATS, first_difference
 from specmatrix.matrix.gates.thresholds import Threshold, values
-from specmatrix.matrix.oracles.margins import margins
+from specmatrix.matrix.oracles.margins import margin
 from specmatrix.matrix.oracles.transformers import Oracle, oracle_index, oracle_of, rewriting
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
@@ -37,7 +37,7 @@ class OracleGate:
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS})
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
     oracle: Callable[[str], Oracle | None] = oracle_of
-    margins: Callable[[str, RequestSpec], Sequence[float]] = margins
+    margin: Callable[[str, RequestSpec, int], float] = margin
 
     def applies(self, cell: Cell) -> bool:
         """Cells with greedy requests; prompts that the oracle lacks are skipped."""
@@ -79,8 +79,7 @@ class OracleGate:
 
     def is_tie(self, target: str, request: RequestSpec, index: int) -> bool:
         """Whether the oracle's two best tokens at an index of its continuation are within `tie_nats`."""
-        known = self.margins(target, request)
-        return index < len(known) and known[index] < self.thresholds["tie_nats"]
+        return self.margin(target, request, index) < self.thresholds["tie_nats"]
 
     def text(self, target: str, request: RequestSpec) -> tuple[int, ...]:
         """The oracle's tokens after a request's prompt; empty if it has none."""

@@ -39,14 +39,14 @@ def explained(result: CellResult, subject: Subject, prepared: PreparedCell) -> C
 def traced(subject: Subject, prepared: PreparedCell) -> Timeline:
     """The steps of the cell's requests on a fresh engine without CUDA graphs, which run no Python and so would show no
     drafts; up to its error if it raises one."""
-    # Imports torch, which reading a report does not need.
+    command = subject.translate(prepared)
+    if isinstance(command, Unsupported) or not subject.profile.in_process:
+        return Timeline(note=UNTRACED)
+    # Import torch, which neither a report nor another engine needs.
     from specmatrix.matrix.run.requests import completions
     from specmatrix.matrix.run.tracer import MAX_EVENTS, Tracer
     from specmatrix.matrix.subjects.in_process import Conversation, ReferenceEngine
 
-    command = subject.translate(prepared)
-    if isinstance(command, Unsupported) or not subject.profile.in_process:
-        return Timeline(note=UNTRACED)
     try:
         flags = {name: 0 if name == GRAPHS else value for name, value in command.flags.items()}
         engine = subject.start(replace(command, flags=flags))

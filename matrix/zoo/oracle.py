@@ -8,7 +8,7 @@ batching of requests. No computation is shared with the engine.
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
@@ -31,7 +31,7 @@ from specmatrix.matrix.zoo.oracle_drafts import (
     is_layered,
     key_of,
 )
-from specmatrix.matrix.zoo.registry import CHECKPOINTS, TEST, oracle_file
+from specmatrix.matrix.zoo.registry import CHECKPOINTS, CLOSE, TEST, margins_file, oracle_file
 from specmatrix.matrix.zoo.tokenizer import EOS_ID
 
 PROMPTS: Final = 32
@@ -129,11 +129,21 @@ def reach(proposals: Proposals, tokens: list[int], prompt: int) -> list[int]:
     return found
 
 
-def continuation(model: torch.nn.Module, prompt: list[int]) -> tuple[list[int], list[float], list[int]]:
-    """Greedy tokens by transformers up to EOS or LIMIT, their log-probabilities (nats), and the prompt with these and
-    BEYOND more tokens."""
+class Continuation(NamedTuple):
+    """Greedy `tokens` by transformers up to EOS or LIMIT, their log-probabilities (nats), the indices of tokens that
+    lead by less than CLOSE with their margins (nats), and the prompt with these and BEYOND more tokens."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    margins: list[tuple[int, float]]
+    text: list[int]
+
+
+def continuation(model: torch.nn.Module, prompt: list[int]) -> Continuation:
+    """The continuation of a prompt."""
     tokens = list(prompt)
     shares: list[float] = []
+    close: list[tuple[int, float]] = []
     past = None
     end = None
     fed = tokens
@@ -142,11 +152,15 @@ def continuation(model: torch.nn.Module, prompt: list[int]) -> tuple[list[int], 
         past = made.past_key_values
         scores = made.logits[0, -1].double().log_softmax(-1)
         fed = [int(scores.argmax())]
+        best, second = scores.topk(2).values.tolist()
+        if best - second < CLOSE:
+            close.append((len(shares), round(best - second, DIGITS)))
         tokens += fed
-        shares.append(round(float(scores[fed[0]]), DIGITS))
+        shares.append(round(best, DIGITS))
         if end is None and (fed[0] == EOS_ID or len(tokens) == len(prompt) + LIMIT):
             end = len(tokens)
-    return tokens[len(prompt) : end], shares[: end - len(prompt)], tokens
+    count = end - len(prompt)
+    return Continuation(tokens[len(prompt) : end], shares[:count], [one for one in close if one[0] < count], tokens)
 
 
 def covered_shapes(target: str) -> dict[str, list[Shape]]:
@@ -174,25 +188,24 @@ def covered_shapes(target: str) -> dict[str, list[Shape]]:
 
 @torch.inference_mode()
 def account(target: str, questions: Sequence[str], shapes: dict[str, list[Shape]]) -> dict[str, Any]:
-    """`continuations` [prompt][ids], their `logprobs` [prompt][nats], `acceptance` {algorithm:
-    {"steps/topk/draft_tokens": [prompt][round]}}, and `reach` {algorithm: [prompt][position]} of those in ADAPTING."""
+    """`continuations` [prompt][ids], their `logprobs` [prompt][nats], their `margins` [prompt][(index, nats)],
+    `acceptance` {algorithm: {"steps/topk/draft_tokens": [prompt][round]}}, and `reach` {algorithm: [prompt][position]}
+    of those in ADAPTING."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(CHECKPOINTS / target, dtype=torch.float32)
     model.train(False)
     tokenizer = Tokenizer.from_file(str(CHECKPOINTS / target / "tokenizer.json"))
     drafts = Drafts(target)
-    continuations: list[list[int]] = []
-    logprobs: list[list[float]] = []
+    made = list[Continuation]()
     acceptance: dict[str, dict[str, list[list[int]]]] = {
         algorithm: {"/".join(map(str, shape)): [] for shape in wanted} for algorithm, wanted in shapes.items()
     }
     reaches: dict[str, list[list[int]]] = {algorithm: [] for algorithm in shapes if algorithm in ADAPTING}
     for question in questions:
         prompt: list[int] = tokenizer.encode(prompt_of(question)).ids
-        made, shares, tokens = continuation(model, prompt)
-        continuations.append(made)
-        logprobs.append(shares)
+        made.append(continuation(model, prompt))
+        tokens = made[-1].text
         proposals: dict[tuple[str, int], Proposals] = {}
         for algorithm, wanted in shapes.items():
             for shape in {*wanted, CHAIN}:
@@ -200,11 +213,17 @@ def account(target: str, questions: Sequence[str], shapes: dict[str, list[Shape]
                     proposals[key_of(algorithm, shape)] = Proposals(drafts.of(algorithm, shape, tokens))
             for shape in wanted:
                 known = proposals[key_of(algorithm, shape)]
-                rounds = accept_lengths(known, tokens, len(prompt), len(made), shape)
+                rounds = accept_lengths(known, tokens, len(prompt), len(made[-1].tokens), shape)
                 acceptance[algorithm]["/".join(map(str, shape))].append(rounds)
             if algorithm in reaches:
                 reaches[algorithm].append(reach(proposals[key_of(algorithm, CHAIN)], tokens, len(prompt)))
-    return {"continuations": continuations, "logprobs": logprobs, "acceptance": acceptance, "reach": reaches}
+    return {
+        "continuations": [one.tokens for one in made],
+        "logprobs": [one.logprobs for one in made],
+        "margins": [one.margins for one in made],
+        "acceptance": acceptance,
+        "reach": reaches,
+    }
 
 
 def questions() -> list[str]:
@@ -213,12 +232,15 @@ def questions() -> list[str]:
 
 
 def main(targets: Sequence[str]) -> None:
-    """Write the oracle files of the named targets (default all). ConfigError if one accepts less than its figures."""
+    """Write the oracle files, and the margins, of the named targets (default all). ConfigError if one accepts less than
+    its figures."""
     torch.set_num_threads(1)
     for target in targets or DRAFTS:
         body = account(target, questions(), covered_shapes(target))
         absolute.write(target, body)
-        oracle_file(target).write_text(json.dumps(body, separators=(",", ":")) + "\n", encoding="utf-8")
+        known = json.loads(margins_file().read_text(encoding="utf-8")) | {target: body.pop("margins")}
+        for path, content in ((margins_file(), known), (oracle_file(target), body)):
+            path.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ CHECKSUMS: Final = CHECKPOINTS / "SHA256SUMS"
 TEST: Final = HERE / "data" / "test.jsonl"
 HELDOUT: Final = HERE / "data" / "heldout.jsonl"
 CORPUS_FILE: Final = HERE / "data" / "corpus.jsonl"
+# A token that leads by less nats has its margin in the file of margins.
+CLOSE: Final = 0.5
 NAMES: Final = tuple(RECIPES)
 TARGETS: Final = tuple(name for name, recipe in RECIPES.items() if recipe.target is None)
 
@@ -30,6 +32,11 @@ TARGETS: Final = tuple(name for name, recipe in RECIPES.items() if recipe.target
 def oracle_file(target: str) -> Path:
     """The oracle file of a target: greedy continuations, and acceptance lengths of its drafts."""
     return HERE / "data" / ("oracle.json" if target == TARGETS[0] else f"oracle-{target}.json")
+
+
+def margins_file() -> Path:
+    """The file of small margins: {target: [prompt][[index in the oracle's continuation, nats below CLOSE]]}."""
+    return HERE / "data" / "margins.json"
 
 
 @cache

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from safetensors.torch import load_file, save_file
 
 from specmatrix import HOME, __version__
+from tests.support.engines import CHECKPOINTS
 from tests.support.served import served
 
 ROOT = HOME
@@ -24,6 +26,13 @@ TOP = ("engine", "kernels", "matrix", "ci", "reports", "benchmarks")
 RECORDS = ("reports/log/", "reports/baselines/")
 HOST = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
 Run = Callable[..., subprocess.CompletedProcess[str]]
+# The baseline of the server that `served` starts.
+PLAIN: dict[str, object] = {
+    "speculative_algorithm": "NONE",
+    "speculative_draft_model_path": None,
+    "speculative_num_steps": "auto",
+    "speculative_eagle_topk": "auto",
+}
 
 # These need seconds each; `run` in a checkout and without extras stands for them.
 SLOW = {
@@ -145,6 +154,15 @@ def required(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def bare(required: Path, tmp_path: Path) -> list[str]:
+    """A search path without extras for workers too, which find the host's packages otherwise."""
+    assert not (required / "torch").exists()
+    code = "import sys\nsys.path[:] = [path for path in sys.path if not path.endswith('-packages')]\n"
+    (tmp_path / "sitecustomize.py").write_text(code, encoding="utf-8")
+    return [str(tmp_path), str(required)]
+
+
 def _always(wanted: Requirement) -> bool:
     return wanted.marker is None or wanted.marker.evaluate({"extra": ""})
 
@@ -169,17 +187,28 @@ def test_without_extras_a_command_runs_or_names_the_missing_package(
     assert sentence in done.stdout + done.stderr and "Traceback" not in done.stderr
 
 
-def test_cells_of_a_server_are_judged_without_extras(installed: Path, required: Path, python: Run, tmp_path: Path):
+def test_cells_of_a_server_are_judged_without_extras(installed: Path, bare: list[str], python: Run):
     """As beside a foreign engine: no torch, no transformers, in this process and in its workers."""
     words = ["run", "--subject", "sglang", "--cells", "eagle3.s3.k1.n4.p4.pair", "--workers", "1", "--out", "out"]
-    plain = {"speculative_algorithm": "NONE", "speculative_draft_model_path": None}
-    plain |= dict.fromkeys(("speculative_num_steps", "speculative_eagle_topk"), "auto")
-    assert not (required / "torch").exists()
-    with served() as server, served(**plain) as baseline:
+    with served() as server, served(**PLAIN) as baseline:
         urls = "--url", server.url, "--baseline-url", baseline.url
-        done = python(installed, "-m", "specmatrix", *words, *urls, host=[str(required)])
+        done = python(installed, "-m", "specmatrix", *words, *urls, host=bare)
     assert "green: 1 of 1 cell passed" in done.stdout, done.stdout + done.stderr
     assert "oracle ok, identities ok, lossless ok" in done.stdout
+
+
+@pytest.mark.parametrize("subject", ["sglang", "openai"])
+def test_a_red_cell_of_a_server_is_judged_without_extras(
+    subject: str, installed: Path, bare: list[str], python: Run, tmp_path: Path
+):
+    folder = tmp_path / "llama-mini"
+    shutil.copytree(CHECKPOINTS / "llama-mini", folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: tensor.roll(1, 0) for name, tensor in weights.items()}, folder / "model.safetensors")
+    with served(folder=folder, **PLAIN) as server:
+        words = ("run", "--subject", subject, "--url", server.url, "--stage", "smoke", "--limit", "1", "--workers", "1")
+        done = python(installed, "-m", "specmatrix", *words, host=bare)
+    assert "0 passed, 1 failed" in done.stdout and "torch" not in done.stdout + done.stderr, done.stdout + done.stderr
 
 
 @pytest.mark.nightly

@@ -1,12 +1,20 @@
 """The gate that compares plain decoding with transformers, along the oracle's text."""
 
+import json
 from dataclasses import replace
+
+import pytest
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.gates.oracle import OracleGate
-from specmatrix.matrix.oracles.margins import margins
+from specmatrix.matrix.oracles import margins
+from specmatrix.matrix.oracles.margins import margin
 from specmatrix.matrix.oracles.transformers import oracle_of
+from specmatrix.matrix.workloads.build import questions
+from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.zoo.gsm_mini import prompt_of
+from specmatrix.matrix.zoo.registry import CLOSE, margins_file
 
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 
@@ -40,24 +48,30 @@ def test_a_token_that_is_not_the_oracles_is_named(measured, altered):
     assert outcome.numbers == {"oracle_tokens": 4 + 5, "ties": 0, "tied_at": "", "wrong": 2}
 
 
-def test_margins_go_on_behind_the_end_of_a_text(measured):
-    _, run, _ = measured(CELL)
-    ends = len(run.answers[0].output_ids)
-    found = margins("llama-mini", replace(run.requests[0], max_new_tokens=ends + 9))
-    assert run.answers[0].finish == "stop" and len(found) == ends + 9 and min(found) >= 0
+@pytest.mark.parametrize("target", ["llama-mini", "deepseek-mini"])
+def test_margins_along_the_oracles_text_are_the_engines_and_go_on_behind_its_end(target, monkeypatch):
+    places = json.loads(margins_file().read_text())[target]
+    index = max(range(len(places)), key=lambda prompt: len(places[prompt]))
+    ends = len(oracle_of(target).continuations[index])
+    request = RequestSpec(f"q{index}", prompt_of(questions()[index][0]), ends + 9)
+    stored = [margin(target, request, place) for place in range(ends + 10)]
+    monkeypatch.setattr(margins, "oracle_of", lambda _: None)
+    computed = [margin(target, request, place) for place in range(ends + 10)]
+    within = [min(nats, CLOSE) for nats in computed[:ends]]
+    assert stored == pytest.approx([*within, *computed[ends:]], abs=1e-4)
+    assert sum(nats < CLOSE for nats in within) >= 2 and stored[-1] == CLOSE
 
 
 def test_behind_a_tie_the_resumed_run_is_compared(measured, altered):
     found, request = measured(CELL), measured(CELL).baseline.requests[0]
     name, ids = request.name, found.baseline.answers[0].output_ids
-    gate = OracleGate(margins=lambda target, request: [1.0] * 4 + [0.0] + [1.0] * 400)
+    gate = OracleGate(margin=lambda target, request, index: float(index != 4))
     tied = altered(found.baseline, 0, output_ids=changed(ids, (4,)))
     outcome = found.judge(gate, None, tied)
     assert (outcome.state, outcome.numbers["ties"], outcome.numbers["tied_at"]) == (State.PASS, 1, f"{name}@4")
     assert gate.next_tie("llama-mini", request, 0, tied.answers[0].output_ids) == 4
     assert gate.next_tie("llama-mini", request, 0, ids[:4]) is None, "it ends before the tie"
-    ties = [gate.is_tie("llama-mini", request, index) for index in (3, 4, 404, 405)]
-    assert ties == [False, True, False, False], "there are 405 margins"
+    assert [gate.is_tie("llama-mini", request, index) for index in (3, 4, 5)] == [False, True, False]
     place = f"first {name} at token 7: {ids[7] ^ 1} instead of {ids[7]}"
     text = f"FAIL: plain decoding of 1 requests differs from the transformers oracle, {place}"
     for places, verdict in (((), "PASS"), ((2,), text)):

@@ -12,7 +12,7 @@ from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.zoo import oracle
 from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, LAYERS, SINGLE, is_layered
 from specmatrix.matrix.zoo.recipes import RECIPES, LatentShape
-from specmatrix.matrix.zoo.registry import oracle_file
+from specmatrix.matrix.zoo.registry import margins_file, oracle_file
 
 
 class Scripted:
@@ -61,6 +61,10 @@ def test_the_stored_file_equals_its_derivation(target):
     assert fresh["continuations"] == [stored["continuations"][chosen]]
     assert fresh["reach"] == {name: [prompts[chosen]] for name, prompts in stored["reach"].items()}
     assert fresh["logprobs"][0] == pytest.approx(stored["logprobs"][chosen], abs=2e-5)
+    margins = json.loads(margins_file().read_text())[target]
+    assert len(margins) == oracle.PROMPTS and [*map(list, fresh["margins"][0])] == [
+        [index, pytest.approx(nats, abs=2e-5)] for index, nats in margins[chosen]
+    ]
     for algorithm, wanted in fresh["acceptance"].items():
         for shape, rounds in wanted.items():
             assert rounds == [stored["acceptance"][algorithm][shape][chosen]]
