@@ -23,7 +23,7 @@ export TOKENIZERS_PARALLELISM = false
 # Tests start hundreds of processes; without bytecode each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test quick lint lint-workflows subjects subject-transformers subject-vllm setup clean
+.PHONY: run test quick lint lint-workflows subjects subject-transformers subject-vllm subject-sglang setup clean
 
 run: .venv/.ready
 	@echo $(BIN)/specmatrix run --tier $(TIER) --stage $(STAGE) --workers $(WORKERS) --out $(OUT)
@@ -53,6 +53,16 @@ subject-transformers: .venv/.ready
 subject-vllm: .venv/.ready
 	$(BIN)/specmatrix subjects install vllm
 	$(BIN)/specmatrix run --subject vllm --stage nightly --waivers examples/vllm-waivers.yaml --workers $(WORKERS) --out out/vllm
+
+# SGLang's server without drafts on a CPU, in an environment of its own: gigabytes, and ten minutes.
+SGLANG := $(or $(SPECMATRIX_SGLANG),$(HOME)/.cache/specmatrix/sglang)
+ON_CPU := --device cpu --dtype float32 --attention-backend torch_native --max-total-tokens 65536
+subject-sglang: .venv/.ready
+	$(BIN)/specmatrix subjects install sglang
+	SGLANG_USE_CPU_ENGINE=1 $(SGLANG)/bin/python -m sglang.launch_server $(ON_CPU) --enable-streaming-session --model-path matrix/zoo/checkpoints/llama-mini --port 30009 & \
+	server=$$!; trap 'kill $$server' EXIT; \
+	timeout 600 sh -c 'until curl -sf localhost:30009/health >/dev/null; do sleep 2; done'; \
+	$(BIN)/specmatrix run --subject sglang --url http://127.0.0.1:30009 --stage nightly --out out/sglang
 
 # With the programs of the path: they are no part of .venv, which the tests run in.
 lint-workflows:

@@ -257,13 +257,14 @@ def chosen_by(options: RunOptions, engine: Subject | None) -> list[Cell]:
 
 
 def timed_workers(options: RunOptions) -> int | None:
-    """The number of workers to request: one if cells are timed, so that they do not disturb each other. ConfigError for
-    several, or for `starts` that cannot be timed."""
+    """The number of workers to request: one if cells are timed, or if they share a running server and no number is
+    given, so that they do not disturb each other. ConfigError for several that time cells, or for `starts` that cannot
+    be timed."""
     starts, workers = options.starts, options.workers
     if options.stage != TIMED:
         if starts is not None:
             raise ConfigError(f"--starts is for the stage {TIMED!r}; got stage {shown(options.stage)}")
-        return workers
+        return 1 if workers is None and options.endpoint is not None and options.endpoint.url is not None else workers
     if starts is not None and not MIN_VALUES <= starts <= MAX_STARTS:
         raise ConfigError(f"--starts must be between {MIN_VALUES} and {MAX_STARTS:,}, got {starts}")
     if workers not in (None, 1):

@@ -44,7 +44,7 @@ class RunOptions:
     cells: Selector = None
     workers: Annotated[
         int | None,
-        typer.Option(help="worker processes, one compute thread each; on GPUs, per set of GPUs; with --on, per GPU"),
+        typer.Option(help="worker processes, one compute thread each; per set of GPUs; --on: per GPU; --url: 1"),
     ] = None
     seed: Seed = 0
     label: Annotated[str, typer.Option(help="what the report calls the build under test")] = ""

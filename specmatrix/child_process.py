@@ -24,6 +24,8 @@ FOREIGN: Final = (
     "import specmatrix; sys.path.remove(place); runpy.run_module(module, run_name='__main__', alter_sys=True)"
 )
 MARK: Final = "SPECMATRIX_STARTED_AS"
+# The user's PYTHONPATH, in processes that have this one's import path as theirs.
+USERS_PATH: Final = "SPECMATRIX_USERS_PYTHONPATH"
 OUTPUT_TAIL: Final = 16384  # bytes
 READER_SECONDS: Final = 1.0
 PASSES: Final = 100
@@ -133,6 +135,17 @@ class ChildProcess:
                 self._tail = (self._tail + chunk)[-OUTPUT_TAIL:]
 
 
+def users_environment() -> dict[str, str]:
+    """The environment for a command of the user's, whose Python may be another one: without this process's import
+    path."""
+    found = dict(os.environ)
+    if (path := found.pop(USERS_PATH, None)) is not None:
+        found["PYTHONPATH"] = path
+    if not found.get("PYTHONPATH"):
+        found.pop("PYTHONPATH", None)
+    return found
+
+
 def start(
     function: Callable[..., object],
     *arguments: object,
@@ -153,6 +166,7 @@ def start(
         place = HOME if (HOME / "specmatrix").is_dir() else HOME.parent
         words = [python, "-uP", "-c", FOREIGN, str(place), PROGRAM]
     else:
+        given.setdefault(USERS_PATH, os.environ.get("PYTHONPATH", ""))
         given["PYTHONPATH"] = os.pathsep.join(place or str(Path.cwd()) for place in imports or sys.path)
         words = [sys.executable, "-uP", "-m", PROGRAM]
     ours, theirs = socketpair()

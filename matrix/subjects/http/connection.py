@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 import httpx
 
-from specmatrix.child_process import ChildProcess
+from specmatrix.child_process import ChildProcess, users_environment
 from specmatrix.errors import ConfigError, shown, text_of
 from specmatrix.matrix.subjects.http.endpoint import FLAGS, SPEC_VERSION, Endpoint
 from specmatrix.matrix.subjects.http.launch_flags import spec_version
@@ -133,7 +133,8 @@ def launched(endpoint: Endpoint, flags: Mapping[str, Any], seconds: float) -> tu
         port = free.getsockname()[1]
     words = [*flag_words(flags), "--host=127.0.0.1", f"--port={port}"]
     text = endpoint.launch.replace(FLAGS, shlex.join(words)).replace(SPEC_VERSION, spec_version(flags))
-    process = ChildProcess(["/bin/sh", "-c", GUARD, "sh", *shlex.split(text)])
+    command = ["/bin/sh", "-c", GUARD, "sh", *shlex.split(text)]
+    process = ChildProcess(command, environment=users_environment())
     connection, end = Connection(f"http://127.0.0.1:{port}", endpoint.key), monotonic() + seconds
     while not connection.healthy():
         code = process.wait(POLL_SECONDS)

@@ -69,7 +69,7 @@ PAGE = (HOME / "docs" / "your-engine.md").read_text(encoding="utf-8")
 
 def page_command(begin: str, replaced: dict[str, str]) -> list[str]:
     """The first command of docs/your-engine.md that begins so, with other servers and folders."""
-    words = shlex.split(next(line for line in PAGE.splitlines() if line.startswith(f"specmatrix {begin} ")))[1:]
+    words = shlex.split(next(line for line in PAGE.splitlines() if f"{line} ".startswith(f"specmatrix {begin} ")))[1:]
     return [replaced.get(word, word) for word in words]
 
 
@@ -79,7 +79,8 @@ def test_the_pages_commands_run_every_value_of_the_request_axes_on_the_servers_o
     urls = {"http://127.0.0.1:30000": drafting.url, "http://127.0.0.1:30001": plain.url}
     assert main(page_command("cells list", urls)) == 0
     listed = {line.split()[0] for line in capsys.readouterr().out.splitlines()[:-1]}
-    report = run(tmp_path, *page_command("run", urls)[1:])
+    both = " ".join(f"{option} {url}" for option, url in zip(("--url", "--baseline-url"), urls, strict=True))
+    report = run(tmp_path, *page_command(f"run --subject sglang {both} --stage smoke", urls)[1:])
     assert {one.id for one in report} == listed
     cells, start = passed(report), Cell.from_id(START).start_key
     assert {Cell.from_id(one.id).start_key for one in report} == {start}

@@ -7,6 +7,7 @@ import pytest
 from specmatrix.ci import cell_runs as module
 from specmatrix.ci.cell_runs import cell_runs
 from specmatrix.ci.local import LIMIT_SECONDS, job_runner
+from specmatrix.ci.run import timed_workers
 from specmatrix.ci.run_options import RunOptions
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
@@ -63,3 +64,10 @@ def test_a_workers_runner_times_cells_in_that_stage_only():
         with cell_runs(RunOptions(stage=stage, starts=9 if timed else None), 1) as runs:
             runner = job_runner(runs.job)
         assert (runner.timed, runner.starts) == (timed, 9 if timed else None)
+
+
+def test_cells_on_a_running_server_run_one_at_a_time_unless_a_number_is_given():
+    url = "http://127.0.0.1:1"
+    assert timed_workers(RunOptions(subject="sglang", url=url)) == 1
+    assert timed_workers(RunOptions(subject="sglang", url=url, workers=3)) == 3
+    assert timed_workers(RunOptions(subject="sglang", launch="serve {flags}")) is timed_workers(RunOptions()) is None

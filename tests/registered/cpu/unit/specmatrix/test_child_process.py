@@ -6,13 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 
 from specmatrix import child_process
-from specmatrix.child_process import OUTPUT_TAIL, ChildProcess
+from specmatrix.child_process import OUTPUT_TAIL, ChildProcess, users_environment
 
 # A process that is alive holds the FIFO's write end open.
 HOLDS = "import os, sys; held = open(sys.argv[1], 'w'); held.write('up\\n'); held.flush()\n"
@@ -159,3 +161,23 @@ def test_what_a_process_starts_before_it_is_killed_is_killed_too(fifo: Path, mon
         for one in started.values():
             one.kill()
             one.wait()
+
+
+@pytest.mark.parametrize("path", [None, "/theirs"])
+def test_a_users_command_does_not_import_from_this_process(path: str | None, monkeypatch: pytest.MonkeyPatch):
+    """A server of another Python would import this one's packages in place of its own."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if path is not None:
+        monkeypatch.setenv("PYTHONPATH", path)
+    assert users_environment().get("PYTHONPATH") == path
+    process, connection = child_process.start(send_environments)
+    try:
+        assert connection.recv()[0] and connection.recv() == path
+    finally:
+        connection.close()
+        process.stop()
+
+
+def send_environments(connection: Connection[Any, Any]) -> None:
+    connection.send(os.environ["PYTHONPATH"])
+    connection.send(users_environment().get("PYTHONPATH"))
