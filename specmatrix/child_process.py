@@ -102,12 +102,14 @@ class ChildProcess:
         """Kill all of its processes that still run, and wait for its end."""
         self.kill()
         self._process.wait()
+        alone = False
         for _ in range(PASSES):  # a process may start another before it is killed
             for pid in (others := self._others()):
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-            if not others:
+            if alone and not others:
                 break
+            alone = not others  # a process that is being started shows no environment yet, so look once more
         self.stdin.close()
         # A process that left the group may still hold the pipe.
         if self._reader is not None and self._reader is not current_thread():  # it may be, in a garbage collection

@@ -31,6 +31,7 @@ LOOKED = {
     "lossless": {"tokens": 467, "scored": 467, "oracle_tokens": 253},
     "precision": {"tokens": 658, "scored": 193},
     "distribution": {"draws": 600},
+    "rejection": {"rounds": 80},
     "finish": {"requests": 9},
     "acceptance": {"emitted": [39, 60, 58], "rounds": [11.0, 17.0, 17.0], "length": 3.49},
     "accuracy": {"n": 4, "outcomes": "1101", "accuracy": 0.75},
