@@ -62,7 +62,7 @@ subject-sglang: .venv/.ready
 	SGLANG_USE_CPU_ENGINE=1 $(SGLANG)/bin/python -m sglang.launch_server $(ON_CPU) --enable-streaming-session --model-path matrix/zoo/checkpoints/llama-mini --port 30009 & \
 	server=$$!; trap 'kill $$server' EXIT; \
 	timeout 600 sh -c 'until curl -sf localhost:30009/health >/dev/null; do sleep 2; done'; \
-	$(BIN)/specmatrix run --subject sglang --url http://127.0.0.1:30009 --stage nightly --out out/sglang
+	$(BIN)/specmatrix run --subject sglang --url http://127.0.0.1:30009 --stage nightly --waivers examples/sglang-waivers.yaml --out out/sglang
 
 # With the programs of the path: they are no part of .venv, which the tests run in.
 lint-workflows:

@@ -21,12 +21,24 @@ model_folder = tempfile.mkdtemp
 if __name__"""
 
 
+def findings_of(engine: str) -> str:
+    """An engine's section of the page."""
+    page = (HOME / "docs" / "findings.md").read_text(encoding="utf-8")
+    return page.partition(f"\n## {engine} ")[2].partition("\n## ")[0]
+
+
+def test_sglangs_waivers_are_of_findings_on_the_page():
+    waivers = load_waivers(HOME / "examples" / "sglang-waivers.yaml")
+    assert {(waiver.subject, waiver.gate) for waiver in waivers} == {("sglang", "finish")}
+    assert all(waiver.issue is not None and waiver.issue in findings_of("SGLang") for waiver in waivers)
+
+
 def test_the_findings_and_their_waivers_are_those_of_the_page():
     spec = importlib.util.spec_from_file_location("vllm_findings", HOME / "docs" / "findings" / "vllm.py")
     assert spec is not None and spec.loader is not None
     findings = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(findings)
-    page = (HOME / "docs" / "findings.md").read_text(encoding="utf-8").partition("\n## vLLM ")[2]
+    page = findings_of("vLLM")
     assert sorted(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)) == sorted(findings.FINDINGS)
     waivers = load_waivers(HOME / "examples" / "vllm-waivers.yaml")
     assert {waiver.subject for waiver in waivers} == {"vllm", "vllm-suffix", "openai"}
