@@ -111,8 +111,8 @@ def longest_path(parents: Sequence[int]) -> list[int]:
 def forced(
     tokens: Sequence[int], parents: Sequence[int], path: Sequence[int], text: Sequence[int], wanted: int
 ) -> list[int]:
-    """A tree's tokens, of which the path holds `wanted` tokens of the text that follows the root, and no child of the
-    last of them the next one. Siblings stay distinct."""
+    """A tree's tokens, changed so that exactly `wanted` drafts along `path` are accepted: they equal the text after the
+    root, and no child of the last one equals the next token. Siblings stay distinct."""
     found, node = list(tokens), 0
     for depth, right in enumerate(text[: wanted + 1]):
         children = [child for child, parent in enumerate(parents) if parent == node and child]
