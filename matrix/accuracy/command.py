@@ -21,6 +21,7 @@ from specmatrix.matrix.cover.selection import WEIGHTS
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.subjects.http.endpoint import Endpoint, endpoint_of
 from specmatrix.matrix.zoo.published.pairs import pair_of
+from specmatrix.matrix.zoo.published.store import locate
 from specmatrix.options import ApiKey, BaselineUrl, Json, Launch, Models
 from specmatrix.reports.atomic import check_place
 from specmatrix.reports.render.console import print_markdown
@@ -136,10 +137,7 @@ def check_choice(
 def published(name: str, models: Path | None) -> Compared:
     """A pair of published checkpoints on this machine. ConfigError if it is unknown or cannot run here."""
     pair = pair_of(name)
-    # Imports torch.
-    from specmatrix.matrix.zoo.published.machine import gpus, locate
-
-    return of_pair(pair, locate(pair, gpus(), models))
+    return of_pair(pair, locate(pair, models))
 
 
 def measure(asking: Asking, questions: Split, compared: Compared) -> dict[str, Any]:

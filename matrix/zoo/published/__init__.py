@@ -1,1 +1,1 @@
-"""Published checkpoints for the GPU tiers: the list, their location on this machine, and their requirements."""
+"""Published checkpoints for the GPU tiers: the list, and their location on this machine."""

@@ -1,4 +1,4 @@
-"""`specmatrix checkpoints`: the GPU tiers' published checkpoints, their requirements, and their availability."""
+"""`specmatrix checkpoints`: the GPU tiers' published checkpoints, and whether they are on this machine."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from specmatrix.engine.core.config.asked import GIB
 from specmatrix.matrix.zoo.published.expected import ACCURACY, LENGTHS
 from specmatrix.matrix.zoo.published.models import MODELS, Published
-from specmatrix.matrix.zoo.published.needs import SPARE, Needs, needs
 from specmatrix.matrix.zoo.published.pairs import PAIRS, ModelPair, pair_of
-from specmatrix.matrix.zoo.published.store import fetch
+from specmatrix.matrix.zoo.published.store import fetch, missing
 from specmatrix.options import Json, Models
 from specmatrix.reports.render.console import print_answer, table_console
 
-HEAD: Final = ("checkpoint", "tier", "target", "algorithm", "download", "KV per token", "GPU memory")
+HEAD: Final = ("checkpoint", "tier", "target", "algorithm")
 
 
 def list_pairs(json_: Json = False) -> int:
@@ -42,41 +40,27 @@ def check(
     models: Models = None,
     json_: Json = False,
 ) -> int:
-    """Report for each pair whether this machine can run it, and what is missing.
+    """Report for each pair what this machine lacks to run it: a GPU, or a folder.
 
-    Reads file headers, no weights. Returns 0 if all can run, else 2. ConfigError on an unknown name.
+    Returns 0 if nothing is missing, else 2. ConfigError on an unknown name.
     """
-    from specmatrix.matrix.zoo.published.machine import gpus, missing  # which imports torch
-
-    memory = gpus()
     pairs = [pair_of(name) for name in names or ()] or [*PAIRS.values()]
-    found = {pair.name: missing(pair, memory, models) for pair in pairs}
+    found = {pair.name: missing(pair, models) for pair in pairs}
     lines = ["\n  ".join([f"{name}:", *what]) if what else f"{name}: ready" for name, what in found.items()]
     print_answer([{"checkpoint": name, "missing": what} for name, what in found.items()], "\n".join(lines), json_)
     return 2 if any(found.values()) else 0
 
 
 def _row(pair: ModelPair) -> tuple[str, ...]:
-    need = needs(pair)
     draft = "" if pair.draft is None else f" {MODELS[pair.draft].repo}"
-    return (
-        pair.name,
-        pair.tier,
-        MODELS[pair.target].repo,
-        f"{pair.algorithm}{draft}",
-        _gib(need.disk),
-        _kib(need.token),
-        _gib(need.total),
-    )
+    return pair.name, pair.tier, MODELS[pair.target].repo, f"{pair.algorithm}{draft}"
 
 
 def _lines(pair: ModelPair) -> list[str]:
-    need = needs(pair)
     lines = [f"{pair.name} (tier {pair.tier}): {pair.algorithm} on {MODELS[pair.target].repo}"]
     for role, model in zip(("target", "draft"), pair.models.values(), strict=False):
         lines += [f"  {role}: {model.repo} at {model.revision}", f"    {fetch(model)}"]
         lines += [f"    not verified: {fact}" for fact in model.unverified]
-    lines.append(f"  GPU memory: {_gib(need.total)} = {_sum(need)}")
     lines += [f"  GSM8K, from a checkout of its repository: {pair.gsm8k}"]
     lines += [f"  expected: {sentence}" for sentence in _expected(pair)]
     return lines
@@ -99,13 +83,6 @@ def _expected(pair: ModelPair) -> list[str]:
     return found
 
 
-def _sum(need: Needs) -> str:
-    parts = [f"target {_gib(need.target)}"]
-    parts += [f"draft {_gib(need.draft)}"] if need.draft else []
-    parts.append(f"KV {_gib(need.kv)} ({need.tokens:,} tokens of {_kib(need.token)})")
-    return " + ".join([*parts, f"{_gib(SPARE)} spare for CUDA, graphs and activations"])
-
-
 def _record(pair: ModelPair) -> dict[str, Any]:
     return {
         "checkpoint": pair.name,
@@ -114,7 +91,6 @@ def _record(pair: ModelPair) -> dict[str, Any]:
         "target": _model(MODELS[pair.target]),
         "draft": None if pair.draft is None else _model(MODELS[pair.draft]),
         "flags": dict(pair.flags),
-        "bytes": needs(pair).as_dict(),
         "gsm8k": pair.gsm8k,
         "expected": _expected(pair),
     }
@@ -122,11 +98,3 @@ def _record(pair: ModelPair) -> dict[str, Any]:
 
 def _model(model: Published) -> dict[str, Any]:
     return {"repo": model.repo, "revision": model.revision, "unverified": list(model.unverified)}
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB"
-
-
-def _kib(size: int) -> str:
-    return f"{size / 1024:.0f} KiB"

@@ -20,10 +20,8 @@ class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repo: str
     revision: str
     config: Mapping[str, Any]
-    numbers: int | None = None
     agreement: bool = False
     unverified: tuple[str, ...] = ()
-    sure: tuple[str, ...] | None = None
 
 
 MODELS: Final = msgspec.convert(TABLE["models"], dict[str, Published])

@@ -1,4 +1,4 @@
-"""Location of published checkpoints on this machine: the hub's cache or a user's folder. Imports no torch."""
+"""Location of published checkpoints on this machine: the hub's cache or a user's folder."""
 
 from __future__ import annotations
 
@@ -8,6 +8,30 @@ from pathlib import Path
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.zoo.published.models import TIP, Published
+from specmatrix.matrix.zoo.published.pairs import ModelPair
+
+
+def locate(pair: ModelPair, models: Path | None = None) -> Mapping[str, Path]:
+    """The folder of each of a pair's models. ConfigError without a GPU, or on the first missing folder.
+
+    Whether a folder is complete and fits is for the engine that loads it.
+    """
+    if lacking := missing(pair, models):
+        raise ConfigError(lacking[0])
+    return {name: find(model, models) for name, model in pair.models.items()}
+
+
+def missing(pair: ModelPair, models: Path | None = None) -> list[str]:
+    """What this machine lacks to run a pair: a GPU, and each model that is not there."""
+    import torch
+
+    found = [] if torch.cuda.is_available() else [f"checkpoint {pair.name} needs a GPU but this machine has none"]
+    for model in pair.models.values():
+        try:
+            find(model, models)
+        except ConfigError as error:
+            found.append(str(error))
+    return found
 
 
 def hub(environment: Mapping[str, str] = os.environ) -> Path:

@@ -151,7 +151,7 @@ def test_a_process_of_its_own_says_what_the_machine_lacks(asking, tmp_path, monk
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     pair = PAIRS["qwen3-8b.dflash"]
     code, output = in_process(command(asking, pair, None, tmp_path / "out"))
-    assert code == 2 and output.startswith("specmatrix: checkpoint qwen3-8b.dflash needs a GPU with ")
+    assert code == 2 and output.startswith("specmatrix: checkpoint qwen3-8b.dflash needs a GPU but ")
 
 
 def test_a_process_that_hangs_is_ended(monkeypatch):

@@ -1,13 +1,16 @@
-"""The registry as data: its content, that the engine accepts all of it, and the memory that it needs."""
+"""The registry as data: its content, and that the engine accepts all of it."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.engine.models.config import read_model_config
+from specmatrix.engine.models.loader import facts_of
 from specmatrix.matrix.zoo.published.models import MODELS, TIP
-from specmatrix.matrix.zoo.published.needs import GIB, SPARE, needs, resolved
 from specmatrix.matrix.zoo.published.pairs import PAIRS, pair_of
 from tests.support.refusals import refusal
 
@@ -32,7 +35,8 @@ def test_a_revision_is_a_commit_or_said_to_be_none(name):
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_engine_runs_it_on_one_gpu_as_requested(name):
     pair = PAIRS[name]
-    start = resolved(pair)
+    configs = [read_model_config(model.config, Path(model.repo) / "config.json") for model in pair.models.values()]
+    start = resolve(pair.config, facts_of(configs[0], configs[1] if pair.draft else None, "cuda", 1))
     assert (start.device, start.dtype, start.algorithm) == ("cuda", "bfloat16", pair.algorithm)
     asked = {field: getattr(start, field.removeprefix("speculative_").replace("eagle_", "")) for field in pair.flags}
     assert asked == dict(pair.flags)
@@ -40,28 +44,6 @@ def test_the_engine_runs_it_on_one_gpu_as_requested(name):
     rewrites = ["disable_radix_cache"] if name == "mistral-7b.ngram" else []
     assert [rewrite.field for rewrite in start.rewrites] == rewrites
     assert pair.baseline.speculative_algorithm == "NONE" and pair.baseline.model_path == pair.config.model_path
-
-
-def test_memory_of_a_head():
-    """By hand: 32 layers and one of a draft, 8 key heads of 128, keys and values, 2 bytes each."""
-    need = needs(PAIRS["llama-3.1-8b.eagle3"])
-    assert need.token == 33 * 2 * 8 * 128 * 2
-    assert (need.tokens, need.kv) == (65_536, 65_536 * need.token)
-    assert need.target == need.loading == 2 * 8_030_261_248
-    assert need.total == need.target + need.draft + need.kv + SPARE
-    assert 28 * GIB < need.total < 30 * GIB
-
-
-def test_memory_of_windows_latents_and_bundled_layers():
-    """Every layer of Mistral has a window, so its whole KV is in the window pool, here as large as the other."""
-    assert needs(PAIRS["mistral-7b.ngram"]).kv == 65_536 * 32 * 2 * 8 * 128 * 2
-    assert needs(PAIRS["mistral-7b.ngram"]).draft == 0
-    latent = needs(PAIRS["gigachat3-10b.nextn"])
-    assert latent.token == 27 * (512 + 64) * 2
-    assert latent.loading == latent.target + latent.draft == latent.disk
-    tied = needs(PAIRS["llama-3.1-8b.standalone"])
-    assert tied.draft == 2 * (1_235_814_400 + 128_256 * 2048)
-    assert tied.disk == 2 * (8_030_261_248 + 1_235_814_400)
 
 
 def test_a_command_names_its_pair_and_an_unknown_name_the_known_ones():
