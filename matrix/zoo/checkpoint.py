@@ -11,21 +11,25 @@ from torch import Tensor, nn
 from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
+from specmatrix.matrix.zoo.hybrid_net import HybridNet
 from specmatrix.matrix.zoo.layouts import config_of
 from specmatrix.matrix.zoo.net import CausalNet, DenseNet
-from specmatrix.matrix.zoo.recipes import LatentShape, ModelShape, Recipe
+from specmatrix.matrix.zoo.recipes import HybridShape, LatentShape, ModelShape, Recipe
 from specmatrix.matrix.zoo.tokenizer import BOS_ID, EOS_ID
 from specmatrix.matrix.zoo.tokenizer import save as save_tokenizer
 
 STORED: Final = torch.float16
 # The router's bias decides between close scores, so it stays in float32, as in DeepSeek's checkpoints.
 WIDE: Final = "e_score_correction_bias"
+GATE_UP: Final = ("gate_proj", "up_proj")
 
 Draft = FeatureNet | EagleNet | DflashNet
 
 
 def new_net(recipe: Recipe) -> CausalNet:
     """An untrained target or standalone draft."""
+    if isinstance(recipe.shape, HybridShape):
+        return HybridNet(recipe.shape)
     return DeepseekNet(recipe.shape) if isinstance(recipe.shape, LatentShape) else DenseNet(recipe.shape)
 
 
@@ -77,7 +81,7 @@ def _stored(name: str, tensor: Tensor) -> Tensor:
 def _named(module: nn.Module) -> dict[str, Tensor]:
     """Checkpoint tensors by name: one per expert, no tied head, embedding and head copied into MTP layers."""
     state: dict[str, Tensor] = dict(module.state_dict())
-    if isinstance(module, DenseNet) and module.shape.tied:
+    if isinstance(module, DenseNet | HybridNet) and module.shape.tied:
         del state["lm_head.weight"]
     if isinstance(module, DeepseekNet):
         for index in range(module.depth, module.depth + module.shape.bundled):
@@ -85,8 +89,10 @@ def _named(module: nn.Module) -> dict[str, Tensor]:
             state[f"model.layers.{index}.shared_head.head.weight"] = state["lm_head.weight"]
     for name in [name for name in state if ".experts." in name]:
         stem, projection = name.rsplit(".", 1)
+        both = projection == "gate_up_proj"  # transformers' stacked gates, then ups
         for index, tensor in enumerate(state.pop(name)):
-            state[f"{stem}.{index}.{projection}.weight"] = tensor
+            halves = zip(GATE_UP, tensor.chunk(2), strict=True) if both else ((projection, tensor),)
+            state |= {f"{stem}.{index}.{part}.weight": half for part, half in halves}
     return state
 
 
@@ -108,8 +114,11 @@ def _read(folder: Path) -> dict[str, Tensor]:
 def read_net(folder: Path, recipe: Recipe, device: torch.device) -> CausalNet:
     """Load a stored target or standalone draft in float32."""
     net, state = new_net(recipe), _read(folder)
-    if isinstance(net, DenseNet) and net.shape.tied:
+    if isinstance(net, DenseNet | HybridNet) and net.shape.tied:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    if isinstance(net, HybridNet):
+        for stem in [name.removesuffix("gate_proj") for name in state if name.endswith(".experts.gate_proj")]:
+            state[f"{stem}gate_up_proj"] = torch.cat([state.pop(stem + part) for part in GATE_UP], 1)
     net.load_state_dict(state)
     return net.to(device).eval().requires_grad_(False)
 

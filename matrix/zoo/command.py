@@ -13,7 +13,7 @@ from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.zoo import absolute, card, registry
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 from specmatrix.matrix.zoo.questions import read_questions
-from specmatrix.matrix.zoo.recipes import RECIPES
+from specmatrix.matrix.zoo.recipes import PLANNED, RECIPES
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
 from specmatrix.options import Json, Minutes
 from specmatrix.reports.render.console import print_answer
@@ -64,8 +64,9 @@ def train(
 
     names = names or list(RECIPES)
     for name in names:
-        if name not in RECIPES:
-            raise ConfigError(f"zoo model {shown(name)} is unknown; it must be one of {', '.join(RECIPES)}")
+        if name not in RECIPES | PLANNED:
+            known = ", ".join(RECIPES | PLANNED)
+            raise ConfigError(f"zoo model {shown(name)} is unknown; it must be one of {known}")
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
         raise ConfigError(f"device {shown(device)} is not available; it must be one of {there}")

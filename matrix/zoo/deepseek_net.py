@@ -152,6 +152,11 @@ class DeepseekNet(CausalNet):
         self.shape = shape
         initialise(self)
 
+    @property
+    def prediction(self) -> nn.Module:
+        """The layers that are trained on the model's own answers."""
+        return self.model.layers[self.depth :]
+
     def bundled(self, index: int) -> "BundledHead":
         """MTP layer `index` as a draft head."""
         return BundledHead(self, index)

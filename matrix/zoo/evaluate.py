@@ -20,9 +20,9 @@ from specmatrix.matrix.zoo.acceptance import Acceptance, block_runs, head_runs, 
 from specmatrix.matrix.zoo.card import Score
 from specmatrix.matrix.zoo.corpus import Sequences
 from specmatrix.matrix.zoo.decode import greedy
-from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.gsm_mini import Problem, problems, prompt_of, write_corpus, write_jsonl
+from specmatrix.matrix.zoo.losses import BundledNet
 from specmatrix.matrix.zoo.net import FINAL, CausalNet
 from specmatrix.matrix.zoo.ranges import LEVELS
 from specmatrix.matrix.zoo.recipes import DATA, RECIPES, Data, Recipe
@@ -95,7 +95,8 @@ def draft_acceptance(
 ) -> Acceptance:
     """Accept lengths of draft `root`/NAME, or of the target's first MTP layer, on the target's answers."""
     folder, captured = root / recipe.name, captured_layers(recipe)
-    if isinstance(target, DeepseekNet):
+    if recipe.target is None:
+        assert isinstance(target, BundledNet)
         ids = torch.arange(target.shape.vocab, device=device)
         return measure(answers, lambda batch: head_runs(target.bundled(0), target, captured, ids, batch), device)
     if recipe.kind == "standalone":

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from specmatrix.matrix.zoo.recipes import LatentShape, ModelShape, Recipe
+from specmatrix.matrix.zoo.recipes import HybridShape, LatentShape, ModelShape, Recipe
 from specmatrix.matrix.zoo.tokenizer import BOS_ID, EOS_ID
 
 ARCHITECTURES = {
@@ -15,8 +15,10 @@ ARCHITECTURES = {
     ("qwen3", "dflash"): "DFlashDraftModel",
     ("deepseek", "target"): "DeepseekV3ForCausalLM",
     ("mistral", "target"): "MistralForCausalLM",
+    ("qwen3_next", "target"): "Qwen3NextForCausalLM",
+    ("qwen3_5", "target"): "Qwen3_5ForCausalLM",
 }
-MODEL_TYPES = {"llama": "llama", "qwen3": "qwen3", "deepseek": "deepseek_v3", "mistral": "mistral"}
+MODEL_TYPES = {"deepseek": "deepseek_v3", "qwen3_5": "qwen3_5_text"}  # of families with another name
 
 
 def architecture_of(recipe: Recipe) -> str:
@@ -29,7 +31,7 @@ def config_of(recipe: Recipe, target: Recipe | None) -> dict[str, Any]:
     shape = recipe.shape
     config: dict[str, Any] = {
         "architectures": [architecture_of(recipe)],
-        "model_type": MODEL_TYPES[recipe.family],
+        "model_type": MODEL_TYPES.get(recipe.family, recipe.family),
         "vocab_size": shape.vocab,
         "hidden_size": shape.hidden,
         "intermediate_size": shape.intermediate,
@@ -49,7 +51,10 @@ def config_of(recipe: Recipe, target: Recipe | None) -> dict[str, Any]:
         "pad_token_id": EOS_ID,
         "torch_dtype": "float16",
     }
-    config |= _latent(shape) if isinstance(shape, LatentShape) else _dense(shape)
+    if isinstance(shape, HybridShape):
+        config |= hybrid_fields(shape) | {"rope_scaling": None}
+    else:
+        config |= _latent(shape) if isinstance(shape, LatentShape) else _dense(shape)
     if recipe.family == "llama":
         config["mlp_bias"] = False
     if recipe.family == "qwen3" and isinstance(shape, ModelShape):
@@ -102,6 +107,37 @@ def _latent(shape: LatentShape) -> dict[str, Any]:
         "rope_interleave": True,
         "num_nextn_predict_layers": shape.bundled,
         "tie_word_embeddings": False,
+    }
+
+
+def hybrid_fields(shape: HybridShape) -> dict[str, Any]:
+    """The fields of Qwen3-Next, or without experts of Qwen3.5."""
+    kinds = {True: "full_attention", False: "linear_attention"}
+    part = shape.head_dim / shape.width
+    fields: dict[str, Any] = {
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.width,
+        "tie_word_embeddings": shape.tied,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta, "partial_rotary_factor": part},
+        "partial_rotary_factor": part,
+        "layer_types": [kinds[not (index + 1) % shape.interval] for index in range(shape.layers)],
+        "linear_num_key_heads": shape.key_heads,
+        "linear_num_value_heads": shape.value_heads,
+        "linear_key_head_dim": shape.key_dim,
+        "linear_value_head_dim": shape.value_dim,
+        "linear_conv_kernel_dim": shape.taps,
+    }
+    if not shape.experts:
+        return fields | {"mtp_num_hidden_layers": shape.bundled}
+    return fields | {
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.chosen,
+        "moe_intermediate_size": shape.expert_intermediate,
+        "shared_expert_intermediate_size": shape.expert_intermediate,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+        "num_nextn_predict_layers": shape.bundled,
     }
 
 

@@ -118,12 +118,13 @@ class MLP(nn.Module):
 
 
 class Cache:
-    """KV cache per layer [B, H, capacity, D] for rows of equal length."""
+    """KV cache per layer [B, H, capacity, D] for rows of equal length. whole: a model's own cache in place of it."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.length = 0
         self.stored: dict[int, tuple[Tensor, Tensor]] = {}
+        self.whole: object = None
 
     def extend(self, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k and v of layer `index` after `length`; return all keys and values of that layer."""

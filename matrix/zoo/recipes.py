@@ -61,6 +61,39 @@ class LatentShape:
 
 
 @dataclass(frozen=True, slots=True)
+class HybridShape:
+    """Sizes of a hybrid: Qwen3-Next with `experts`, else Qwen3.5.
+
+    Every `interval`-th layer has gated full attention with heads of `width`, of which the first `head_dim` dimensions
+    are rotated; the others are gated delta nets with `key_heads` heads of `key_dim`, `value_heads` of `value_dim`, and
+    a convolution over `taps` tokens.
+    """
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    experts: int = 0
+    chosen: int = 0
+    expert_intermediate: int = 0
+    width: int = 32
+    head_dim: int = 8
+    taps: int = 4
+    interval: int = 3
+    bundled: int = 1
+    tied: bool = False
+    vocab: int = 768
+    max_positions: int = 4096
+    rope_theta: float = 10000.0
+    eps: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
 class Data:
     """gsm-mini: seed, weights of the levels in training and test splits, sizes of the splits."""
 
@@ -93,7 +126,7 @@ class Recipe:
     """A checkpoint of the zoo.
 
     kind: "target", "standalone", "eagle", "eagle3" or "dflash"; family: layout ("llama", "qwen3", "deepseek",
-    "mistral").
+    "mistral", "qwen3_next", "qwen3_5").
     aux_layers: target layers whose outputs a draft reads. draft_vocab: 0 for the target's own head and embedding.
     unroll: draft steps of the training-time test. block, mask_id: DFLASH. bundled_fit: second optimisation of a target
     with MTP layers, which trains these on the target's own answers with the target frozen.
@@ -101,7 +134,7 @@ class Recipe:
 
     name: str
     kind: str
-    shape: ModelShape | LatentShape
+    shape: ModelShape | LatentShape | HybridShape
     fit: Fit
     seed: int
     target: str | None = None
@@ -185,6 +218,37 @@ RECIPES: dict[str, Recipe] = {
                 sliding=(0, 1, 2, 3),
             ),
             Fit(steps=4000, share=0.5, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=10, family="mistral",
+        ),
+    )
+}  # fmt: skip
+
+# Recipes without a committed checkpoint: `specmatrix zoo train` takes them, and nothing else knows them.
+PLANNED: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            "qwen3next-mini", "target",
+            HybridShape(
+                hidden=96, layers=6, heads=4, kv_heads=2, intermediate=192, key_heads=2, value_heads=6, key_dim=16,
+                value_dim=24, experts=6, chosen=2, expert_intermediate=36,
+            ),
+            Fit(steps=5000, share=0.65, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=11, family="qwen3_next",
+            unroll=5, bundled_fit=Fit(steps=1000, share=0.2, batch_tokens=24_576, peak_rate=2e-3, prompt_weight=0.0),
+        ),
+        Recipe(
+            "qwen35-mini", "target",
+            HybridShape(
+                hidden=112, layers=6, heads=4, kv_heads=2, intermediate=224, key_heads=2, value_heads=6, key_dim=20,
+                value_dim=16, tied=True, rope_theta=20_000.0,
+            ),
+            Fit(steps=5000, share=0.55, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=12, family="qwen3_5",
+            unroll=5, bundled_fit=Fit(steps=1000, share=0.15, batch_tokens=24_576, peak_rate=2e-3, prompt_weight=0.0),
+        ),
+        Recipe(
+            "qwen35-mini-eagle3", "eagle3",
+            ModelShape(hidden=80, layers=1, heads=3, kv_heads=1, intermediate=256, eps=1e-6),
+            Fit(steps=1000, share=0.2, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
+            seed=13, target="qwen35-mini", aux_layers=(0, 2, 4), draft_vocab=320, unroll=7,
         ),
     )
 }  # fmt: skip

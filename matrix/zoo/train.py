@@ -14,7 +14,6 @@ from specmatrix.matrix.zoo import checkpoint, losses
 from specmatrix.matrix.zoo.card import Card
 from specmatrix.matrix.zoo.corpus import Batch, Buckets, Sequences, training_sequences
 from specmatrix.matrix.zoo.decode import greedy
-from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.evaluate import (
     captured_layers,
@@ -28,7 +27,7 @@ from specmatrix.matrix.zoo.evaluate import (
 )
 from specmatrix.matrix.zoo.fit import Trained, optimise
 from specmatrix.matrix.zoo.net import CausalNet
-from specmatrix.matrix.zoo.recipes import DATA, RECIPES, SMOKE_DATA, Data, Fit, Recipe, smoke
+from specmatrix.matrix.zoo.recipes import DATA, PLANNED, RECIPES, SMOKE_DATA, Data, Fit, Recipe, smoke
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
 from specmatrix.matrix.zoo.tokenizer import BOS_ID, EOS_ID
 
@@ -103,7 +102,7 @@ def train_target(plan: TrainingPlan, recipe: Recipe, sequences: Sequences, own: 
     net = checkpoint.new_net(recipe).to(plan.device).train()
 
     def loss_of(batch: Batch) -> Tensor:
-        if isinstance(net, DeepseekNet):
+        if isinstance(net, losses.BundledNet):
             return losses.multi_token(net, batch, recipe.fit.prompt_weight)
         return losses.language(net, batch, recipe.fit.prompt_weight)
 
@@ -115,7 +114,7 @@ def train_target(plan: TrainingPlan, recipe: Recipe, sequences: Sequences, own: 
     stored = checkpoint.read_net(folder, recipe, plan.device)
     parts: dict[str, dict[str, Any]] = {}
     if own is not None:
-        assert isinstance(stored, DeepseekNet)
+        assert isinstance(stored, losses.BundledNet)
         train_bundled(plan, recipe, stored, own)
         parts = _accepted(plan, recipe, stored)
     accuracy = target_accuracy(stored, Tokenizer.from_str(plan.tokenizer_json()), plan.data)
@@ -124,10 +123,10 @@ def train_target(plan: TrainingPlan, recipe: Recipe, sequences: Sequences, own: 
     )
 
 
-def train_bundled(plan: TrainingPlan, recipe: Recipe, net: DeepseekNet, made: Sequences) -> None:
+def train_bundled(plan: TrainingPlan, recipe: Recipe, net: losses.BundledNet, made: Sequences) -> None:
     """Train the MTP layers of a stored target on its own answers with the model frozen, and save it again."""
     assert recipe.bundled_fit is not None
-    layers = net.model.layers[net.depth :].requires_grad_(True).train()
+    layers = net.prediction.requires_grad_(True).train()
     answers = own_answers(plan, net, made)
 
     def loss_of(batch: Batch) -> Tensor:
@@ -230,6 +229,6 @@ def train(plan: TrainingPlan, names: Sequence[str]) -> None:
 
 def plan_of(device: str, out: Path, minutes: float, short: bool) -> TrainingPlan:
     """A plan from command-line values; `short`: few steps on few problems."""
-    recipes = {name: smoke(recipe) if short else recipe for name, recipe in RECIPES.items()}
+    recipes = {name: smoke(recipe) if short else recipe for name, recipe in (RECIPES | PLANNED).items()}
     data = SMOKE_DATA if short else DATA
     return TrainingPlan(torch.device(device), out, minutes * 60, data, recipes, time.monotonic())

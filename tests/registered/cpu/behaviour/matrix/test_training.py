@@ -13,9 +13,10 @@ from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
 from specmatrix.matrix.zoo.fit import optimise
 from specmatrix.matrix.zoo.heads import Head, rotated, unroll, unrolled_attention
+from specmatrix.matrix.zoo.hybrid_net import HybridNet
 from specmatrix.matrix.zoo.net import attended
 from specmatrix.matrix.zoo.oracle_drafts import HeadDraft, RotatedDraft
-from specmatrix.matrix.zoo.recipes import RECIPES, Fit, LatentShape, ModelShape
+from specmatrix.matrix.zoo.recipes import RECIPES, Fit, HybridShape, LatentShape, ModelShape
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
 from specmatrix.matrix.zoo.train import plan_of, train
 
@@ -23,10 +24,14 @@ LATENT = LatentShape(
     hidden=24, layers=1, heads=3, intermediate=20, query_rank=12, latent_rank=8, plain_dim=6, head_dim=4, value_dim=10,
     experts=4, chosen=2, expert_intermediate=14, groups=2, chosen_groups=1, bundled=2,
 )  # fmt: skip
+HYBRID = HybridShape(
+    hidden=24, layers=3, heads=4, kv_heads=2, intermediate=20, key_heads=2, value_heads=6, key_dim=6, value_dim=4,
+    experts=4, chosen=2, expert_intermediate=14, width=12, head_dim=4,
+)  # fmt: skip
 SMALL = ModelShape(hidden=24, layers=2, heads=4, kv_heads=2, intermediate=20, head_dim=8)
 
 
-@pytest.fixture(params=["eagle", "eagle3", "eagle3 of two layers", "bundled"])
+@pytest.fixture(params=["eagle", "eagle3", "eagle3 of two layers", "bundled", "hybrid"])
 def head(request) -> tuple[Head, int]:
     """A head of random weights, and the width of what it reads of the target."""
     torch.manual_seed(0)
@@ -37,6 +42,8 @@ def head(request) -> tuple[Head, int]:
         return EagleNet(replace(SMALL, hidden=20, layers=1), 48, 32).eval(), 48
     if request.param == "bundled":
         return DeepseekNet(LATENT).eval().bundled(0), 24
+    if request.param == "hybrid":
+        return HybridNet(HYBRID).eval().bundled(0), 24
     return EagleNet(SMALL, 48, 0, shared).eval(), 48
 
 

@@ -1,0 +1,120 @@
+"""Hybrids of gated delta nets and gated attention for training: transformers' Qwen3-Next and Qwen3.5, and the MTP head
+that these omit (`mtp.*`), with the parameter names of published checkpoints. Experts are stacked, as transformers has
+them, and unstacked when the checkpoint is written."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specmatrix.matrix.zoo.heads import Attend
+from specmatrix.matrix.zoo.layouts import hybrid_fields
+from specmatrix.matrix.zoo.net import FINAL, Cache, CausalNet, Table, initialise, rotate
+from specmatrix.matrix.zoo.recipes import HybridShape
+
+
+def _parts(shape: HybridShape) -> tuple[Any, Any, Any, Any]:
+    """transformers' configuration of a shape, and its classes of a model, a decoder layer and a norm."""
+    fields = {**hybrid_fields(shape), "vocab_size": shape.vocab, "hidden_size": shape.hidden}
+    fields |= {"num_hidden_layers": shape.layers, "num_attention_heads": shape.heads, "rms_norm_eps": shape.eps}
+    fields |= {"intermediate_size": shape.intermediate, "max_position_embeddings": shape.max_positions}
+    if shape.experts:
+        from transformers import Qwen3NextConfig
+        from transformers.models.qwen3_next import modeling_qwen3_next as grouped
+
+        config: Any = Qwen3NextConfig(**fields)
+        config._experts_implementation = "eager"  # the grouped product needs strides that small models lack
+        return config, grouped.Qwen3NextModel, grouped.Qwen3NextDecoderLayer, grouped.Qwen3NextRMSNorm
+    from transformers import Qwen3_5TextConfig
+    from transformers.models.qwen3_5 import modeling_qwen3_5 as flat
+
+    return Qwen3_5TextConfig(**fields), flat.Qwen3_5TextModel, flat.Qwen3_5DecoderLayer, flat.Qwen3_5RMSNorm
+
+
+class PredictionHead(nn.Module):
+    """The MTP head: embedding and state, each normed, joined by `fc`, then one full-attention layer and a norm."""
+
+    def __init__(self, shape: HybridShape, config: Any, layer: Any, norm: Any) -> None:  # noqa: ANN401 - transformers
+        super().__init__()
+        self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)
+        self.pre_fc_norm_embedding = norm(shape.hidden, eps=shape.eps)
+        self.pre_fc_norm_hidden = norm(shape.hidden, eps=shape.eps)
+        self.layers = nn.ModuleList([layer(config, shape.interval - 1)])
+        self.norm = norm(shape.hidden, eps=shape.eps)
+
+
+class HybridNet(CausalNet):
+    """The model and its MTP head. A cache holds transformers' own, and only rows of equal length share one."""
+
+    def __init__(self, shape: HybridShape) -> None:
+        nn.Module.__init__(self)
+        self.shape = self.rope_shape = shape
+        self.depth, self.hidden = shape.layers, shape.hidden
+        self.config, model, layer, norm = _parts(shape)
+        self.model = model(self.config)
+        self.lm_head = nn.Linear(shape.hidden, shape.vocab, bias=False)
+        self.mtp = PredictionHead(shape, self.config, layer, norm)
+        initialise(self)
+        if shape.tied:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    @property
+    def prediction(self) -> nn.Module:
+        """The part that is trained on the model's own answers."""
+        return self.mtp
+
+    def forward(
+        self, tokens: Tensor, cache: Cache | None = None, aux: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """As for `CausalNet`."""
+        if cache is not None and cache.whole is None:
+            from transformers import DynamicCache
+
+            cache.whole = DynamicCache(config=self.config)
+        past = None if cache is None else cache.whole
+        made: Any = self.model(
+            input_ids=tokens, past_key_values=past, use_cache=past is not None, output_hidden_states=bool(aux)
+        )
+        final = made.last_hidden_state
+        kept = [final if index == FINAL else made.hidden_states[index + 1] for index in aux]
+        return self.lm_head(final), torch.cat(kept, -1) if aux else None
+
+    def bundled(self, index: int) -> "HybridHead":
+        """The MTP head as a draft head; every step uses its only layer."""
+        assert index == 0, f"a hybrid has one MTP layer, so there is no layer {index}"
+        return HybridHead(self)
+
+
+class HybridHead:
+    """The MTP head as a draft head; the next step reads its state after `mtp.norm`."""
+
+    def __init__(self, net: HybridNet) -> None:
+        self.net, self.rope_shape = net, net.shape
+
+    def features(self, captured: Tensor) -> Tensor:
+        """The target's final state, unchanged."""
+        return captured
+
+    def step(self, tokens: Tensor, hidden: Tensor, table: Table, attend: Attend) -> tuple[Tensor, Tensor]:
+        """State [B, T, H] and logits [B, T, V] for tokens [B, T] and hidden [B, T, H]."""
+        mtp: Any = self.net.mtp
+        layer = mtp.layers[0]
+        word = mtp.pre_fc_norm_embedding(self.net.model.embed_tokens(tokens))
+        x = mtp.fc(torch.cat((word, mtp.pre_fc_norm_hidden(hidden)), -1))
+        x = x + self._attention(layer.self_attn, layer.input_layernorm(x), table, attend)
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
+        state = mtp.norm(x)
+        return state, self.net.lm_head(state)
+
+    def _attention(self, own: Any, x: Tensor, table: Table, attend: Attend) -> Tensor:  # noqa: ANN401 - transformers
+        wide = (*x.shape[:2], -1, self.net.shape.width)
+        query, gate = own.q_proj(x).view(*x.shape[:2], self.net.shape.heads, -1).chunk(2, -1)
+        q, k = (self._turned(part, table) for part in (own.q_norm(query), own.k_norm(own.k_proj(x).view(wide))))
+        mixed = attend(0, q, k, own.v_proj(x).view(wide).transpose(1, 2))
+        out: Tensor = own.o_proj(mixed.transpose(1, 2).flatten(2) * torch.sigmoid(gate.flatten(2)))
+        return out
+
+    def _turned(self, heads: Tensor, table: Table) -> Tensor:
+        """[B, T, H, D] to [B, H, T, D], with the first `head_dim` dimensions rotated."""
+        turning, plain = heads.transpose(1, 2).tensor_split((self.rope_shape.head_dim,), -1)
+        return torch.cat((rotate(turning, table), plain), -1)
