@@ -3,14 +3,16 @@
 import torch
 from torch import Tensor
 
+from specmatrix.matrix.zoo.hybrid_net import HybridNet
 from specmatrix.matrix.zoo.net import Cache, CausalNet
 from specmatrix.matrix.zoo.tokenizer import EOS_ID
 
 
 @torch.inference_mode()
-def _equal_length(model: CausalNet, prompts: Tensor, limit: int) -> list[list[int]]:
-    """Greedy answers (EOS included when reached) for prompts [B, T] of one length."""
+def _block(model: CausalNet, prompts: Tensor, padding: Tensor, limit: int) -> list[list[int]]:
+    """Greedy answers (EOS included when reached) for prompts [B, T] with padding [B] in front."""
     cache = Cache(prompts.shape[1] + limit)
+    cache.padding = padding
     tokens, made = prompts, []
     ended = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)
     for step in range(limit):
@@ -26,16 +28,19 @@ def _equal_length(model: CausalNet, prompts: Tensor, limit: int) -> list[list[in
 
 
 def greedy(model: CausalNet, prompts: list[list[int]], limit: int, rows: int = 4096) -> list[list[int]]:
-    """Greedy answers in the order of the prompts; only prompts of equal length are batched, so none is padded."""
+    """Greedy answers in the order of the prompts. Only prompts of equal length are batched, except for hybrids, whose
+    prompts are padded in front."""
     device = model.lm_head.weight.device
     by_length: dict[int, list[int]] = {}
-    for index, prompt in enumerate(prompts):
-        by_length.setdefault(len(prompt), []).append(index)
+    for index, prompt in sorted(enumerate(prompts), key=lambda each: len(each[1])):
+        by_length.setdefault(0 if isinstance(model, HybridNet) else len(prompt), []).append(index)
     answers: list[list[int]] = [[]] * len(prompts)
     for indices in by_length.values():
         for start in range(0, len(indices), rows):
             part = indices[start : start + rows]
-            block = torch.tensor([prompts[index] for index in part], device=device)
-            for index, answer in zip(part, _equal_length(model, block, limit), strict=True):
+            padding = [len(prompts[part[-1]]) - len(prompts[index]) for index in part]
+            block = [[0] * front + prompts[index] for front, index in zip(padding, part, strict=True)]
+            made = _block(model, torch.tensor(block, device=device), torch.tensor(padding), limit)
+            for index, answer in zip(part, made, strict=True):
                 answers[index] = answer
     return answers

@@ -22,9 +22,10 @@ def _parts(shape: HybridShape) -> tuple[Any, Any, Any, Any]:
         from transformers import Qwen3NextConfig
         from transformers.models.qwen3_next import modeling_qwen3_next as grouped
 
-        config: Any = Qwen3NextConfig(**fields)
-        config._experts_implementation = "eager"  # the grouped product needs strides that small models lack
-        return config, grouped.Qwen3NextModel, grouped.Qwen3NextDecoderLayer, grouped.Qwen3NextRMSNorm
+        names = grouped.Qwen3NextModel, grouped.Qwen3NextDecoderLayer, grouped.Qwen3NextRMSNorm
+        # The default, a grouped product, needs strides that small models lack.
+        fields["experts_implementation"] = "eager"
+        return Qwen3NextConfig(**fields), *names
     from transformers import Qwen3_5TextConfig
     from transformers.models.qwen3_5 import modeling_qwen3_5 as flat
 
@@ -44,7 +45,7 @@ class PredictionHead(nn.Module):
 
 
 class HybridNet(CausalNet):
-    """The model and its MTP head. A cache holds transformers' own, and only rows of equal length share one."""
+    """The model and its MTP head. A cache holds transformers' own; its rows may have padding in front."""
 
     def __init__(self, shape: HybridShape) -> None:
         nn.Module.__init__(self)
@@ -72,8 +73,16 @@ class HybridNet(CausalNet):
 
             cache.whole = DynamicCache(config=self.config)
         past = None if cache is None else cache.whole
+        padded: dict[str, Tensor] = {}
+        if cache is not None:
+            end = cache.length + tokens.shape[1]
+            place = torch.arange(end, device=tokens.device) - cache.padding.to(tokens.device)[:, None]
+            padded = {"attention_mask": (place >= 0).long(), "position_ids": place[:, cache.length :].clamp(min=0)}
+            cache.length = end
+        # The eager one waits for the device.
+        self.config._experts_implementation = "batched_mm" if tokens.shape[1] == 1 else "eager"
         made: Any = self.model(
-            input_ids=tokens, past_key_values=past, use_cache=past is not None, output_hidden_states=bool(aux)
+            input_ids=tokens, past_key_values=past, use_cache=past is not None, output_hidden_states=bool(aux), **padded
         )
         final = made.last_hidden_state
         kept = [final if index == FINAL else made.hidden_states[index + 1] for index in aux]

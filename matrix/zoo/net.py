@@ -118,13 +118,15 @@ class MLP(nn.Module):
 
 
 class Cache:
-    """KV cache per layer [B, H, capacity, D] for rows of equal length. whole: a model's own cache in place of it."""
+    """KV cache per layer [B, H, capacity, D] for rows of equal length. whole: a model's own cache in place of it, and
+    padding [B]: how many tokens in front of each row such a model must not see."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.length = 0
         self.stored: dict[int, tuple[Tensor, Tensor]] = {}
         self.whole: object = None
+        self.padding = torch.zeros(1, dtype=torch.int64)
 
     def extend(self, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k and v of layer `index` after `length`; return all keys and values of that layer."""

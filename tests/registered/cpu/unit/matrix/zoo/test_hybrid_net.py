@@ -6,6 +6,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from specmatrix.matrix.zoo.checkpoint import new_net, read_net, write
+from specmatrix.matrix.zoo.decode import greedy
 from specmatrix.matrix.zoo.net import FINAL, Cache
 from specmatrix.matrix.zoo.recipes import PLANNED
 from specmatrix.matrix.zoo.registry import HERE
@@ -38,6 +39,9 @@ def test_a_hybrid_is_written_in_the_published_layout_and_read_back(name, tmp_pat
     cache = Cache(90)
     parts = [stored(tokens[:, :70], cache)[0], *(stored(tokens[:, i : i + 1], cache)[0] for i in range(70, 90))]
     assert (torch.cat(parts, 1) - whole).abs().max() < 1e-4
+    prompts = [row[:length] for row, length in zip(tokens.tolist(), (40, 9, 23), strict=True)]
+    alone = [greedy(stored, [prompt], 12)[0] for prompt in prompts]
+    assert greedy(stored, prompts, 12) == alone and len({tuple(answer) for answer in alone}) == 3
     assert isinstance(stored.prediction, nn.Module) and {f"mtp.{key}" for key in stored.prediction.state_dict()} >= {
         key for key in mtp if ".experts." not in key
     }
