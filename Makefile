@@ -7,6 +7,8 @@ BUILD := $(if $(shell command -v nvidia-smi),,$(if $(filter Linux,$(shell uname)
 TORCH ?= torch==2.13.0$(BUILD)
 # Where PyTorch's CPU wheels are, for a machine without a GPU whose own package index lacks them.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# Of the requirements of xgrammar, only its CUDA kernels need Triton, which is large.
+XGRAMMAR := xgrammar==0.2.8 apache-tvm-ffi==0.1.15.post2
 TIER ?= cpu
 STAGE ?= pr
 OUT ?= out/$(STAGE)
@@ -79,6 +81,7 @@ setup: .venv/.tested
 	@$(PYTHON) -m venv .venv || { echo "$(PYTHON) cannot make a virtual environment; on Debian install python3-venv" >&2; exit 2; }
 	$(PIP) $(TORCH) 2>/dev/null || $(PIP) --extra-index-url $(TORCH_INDEX) $(TORCH)
 	$(PIP) --requirement requirements.txt
+	$(PIP) --no-deps $(XGRAMMAR)
 	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -20,6 +20,7 @@ from specmatrix.engine.core.schedule.request import Finish, Phase, Request, Samp
 from specmatrix.engine.core.schedule.session import SessionParams, Sessions, Turn
 from specmatrix.engine.core.schedule.stop_rules import readable
 from specmatrix.engine.device.collectives import ALONE, Ranks
+from specmatrix.engine.grammar_compiler import GrammarCompiler
 from specmatrix.engine.life_cycle import LifeCycle
 from specmatrix.engine.models.tokenizer import Tokenizer
 from specmatrix.engine.readback import running
@@ -85,7 +86,8 @@ class LLM:
                 "RankedLLM from specmatrix.engine.parallel.client"
             )
         self.tokenizer = tokenizer = Tokenizer(locate(config.model_path))
-        setup = EngineSetup(tokenizer, locate, ranks, publish)
+        self.grammars = GrammarCompiler(tokenizer, known.vocab_size)
+        setup = EngineSetup(tokenizer, locate, ranks, publish, self.grammars.live)
         self.loop = build(resolved, known, setup)
         self._life = LifeCycle(self.loop, config, known, resolved, setup)
         self._last: dict[str, Any] = {}  # the readback from before the memory was released
@@ -205,16 +207,17 @@ class LLM:
             most = "-1 in a session" if session is not None else f"at most the prompt's length, {len(tokens)}"
             raise RequestError(f"logprob_start_len is {params.logprob_start_len}; allowed: {most}")
         seed = self.resolved.random_seed if params.seed is None else params.seed
+        grammar = None if params.constraint is None else self.grammars.compile(params.constraint)
         scheduler = self.loop.scheduler
         if session is None:
-            request = Request(rid, tokens, params, seed)
+            request = Request(rid, tokens, params, seed, grammar=grammar)
             scheduler.admission.check(request)
             return request, None
         if not isinstance(session, SessionParams):
             raise RequestError(f"session is {shown(session)}; allowed: SessionParams")
         try:
             turn = self.sessions.judge(session, tokens)
-            request = Request(rid, turn.prompt, params, seed)
+            request = Request(rid, turn.prompt, params, seed, grammar=grammar)
             scheduler.admission.check(request)
         except RequestError:
             scheduler.counters.hit("session.refused")

@@ -22,6 +22,7 @@ from specmatrix.engine.core.observe.rank_agreement import StepDigest
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.device.cuda_graphs import CudaGraphs
+from specmatrix.engine.device.grammar_masks import CompiledGrammars, GrammarMasks
 from specmatrix.engine.device.kv_groups import KVGroup, KVGroups, StampedGroups, WindowGroup, routes_of, split
 from specmatrix.engine.device.logit_rules import LogitRules
 from specmatrix.engine.device.slot_table import SlotTable
@@ -79,13 +80,14 @@ class EngineSetup(NamedTuple):
     """Parts of an engine that its configuration does not determine.
 
     locate: maps a model's name to its folder. ranks: the ranks that share the target. publish: receives this rank's
-    step digests for comparison; None if nothing is compared.
+    step digests for comparison; None if nothing is compared. grammars: the compiled grammars of live requests.
     """
 
     tokenizer: Tokenizer
     locate: Locate
     ranks: Ranks
     publish: Callable[[StepDigest], None] | None
+    grammars: CompiledGrammars
 
 
 @_own_settings()
@@ -94,7 +96,7 @@ def build(resolved: Resolved, facts: Facts, setup: EngineSetup) -> Loop[InFlight
 
     Raises ConfigError on a bad checkpoint, or if the engine would not fit into memory.
     """
-    tokenizer, _, ranks, publish = setup
+    tokenizer, _, ranks, publish, _ = setup
     context = _loaded(resolved, facts, setup)
     drafter = build_drafter(context)
     counters = Counters()
@@ -143,7 +145,7 @@ def rebuild(
 
 def _loaded(resolved: Resolved, facts: Facts, setup: EngineSetup) -> BuildContext:
     """Load the target's weights, after checking that the whole engine fits into memory."""
-    tokenizer, locate, ranks, _ = setup
+    tokenizer, locate, ranks = setup[:3]
     afford(resolved, locate, ranks.size)
     target = load_target(
         locate(resolved.model_path),
@@ -165,9 +167,10 @@ def _executor(context: BuildContext, drafter: Drafter, scheduler: Scheduler, set
     hooks: DraftHooks = guard or drafter
     agreed = AgreedDrafts(hooks, ranks)
     rules = LogitRules(context.target.vocab_size, setup.tokenizer.eos_ids, _rows(resolved), resolved.positions, device)
+    masks = GrammarMasks(setup.grammars, context.target.vocab_size, scheduler.counters)
     hooks = agreed if audited or ranks.size > 1 else hooks
     rule = resolved.speculative_acceptance
-    plain = DeviceStep(context.target, hooks, drafter.capture, context.kv, relay, rules, ranks, rule)
+    plain = DeviceStep(context.target, hooks, drafter.capture, context.kv, relay, rules, masks, ranks, rule)
     step: Step = plain
     if guard is not None:
         step = GuardedStep(step, guard)

@@ -14,6 +14,7 @@ from torch import Tensor
 from specmatrix.engine.core.schedule.step import StepPlan, StepResult
 from specmatrix.engine.device.batch import StepBatch, VerifyResult, tree_bias
 from specmatrix.engine.device.collectives import Ranks
+from specmatrix.engine.device.grammar_masks import GrammarMasks
 from specmatrix.engine.device.kv_groups import KVGroups
 from specmatrix.engine.device.logit_rules import LogitRules, NodeContext, without_unlikely
 from specmatrix.engine.device.pinned_copy import integers
@@ -58,6 +59,7 @@ class DeviceStep:
     kv: KVGroups
     relay: Relay
     rules: LogitRules
+    masks: GrammarMasks
     ranks: Ranks
     rule: str = "match"
     repeatable = True
@@ -84,6 +86,7 @@ class DeviceStep:
             top_logprobs=_pairs(output.top_ids, output.top_values),
             prompt_logprobs=None if output.prompt_logprobs is None else output.prompt_logprobs.tolist(),
             prompt_top_logprobs=_pairs(output.prompt_ids, output.prompt_values),
+            legality=None if output.legality is None else output.legality.tolist(),
             stamps_checked=checked,
             stamps_wrong=wrong,
         )
@@ -101,17 +104,18 @@ class DeviceStep:
         end = batch.start + batch.lengths
         rows = None if plan.greedy else self.relay.sampling_of(batch.rows)
         finite = _finite(logits)
-        shown = logits
-        if plan.adjusts:
+        shown, legality = logits, None
+        if plan.adjusts or plan.constrained:
             node = shared_chain(tokens.gather(1, (batch.lengths - 1)[:, None]))
-            shown, logits = self._adjusted(plan, batch, logits, end - 1, node, rows)
+            shown, logits, legality = self._adjusted(plan, batch, logits, end - 1, node, rows)
         sampled = self.ranks.agreed(pick(logits, end[:, None], rows))
         following = integers([-1 if r.following is None else r.following for r in plan.rows], device)
         if plan.adjusts:
             self.rules.record(batch.rows, end, torch.where(following[:, None] < 0, sampled, following[:, None]))
         state = self.drafter.prime(batch, tokens, aux, sampled[:, 0], following)
         self._relay(batch, end, sampled, state)
-        output = StepOutput(tokens=sampled, count=(following < 0).long(), stamps=kv.stamps, finite=finite)
+        count = (following < 0).long()
+        output = StepOutput(tokens=sampled, count=count, stamps=kv.stamps, finite=finite, legality=legality)
         if plan.prompt_logprobs >= 0:
             after = shift_left(tokens, batch.lengths, sampled[:, 0], following)
             output = self._with_prompt(output, plan.prompt_logprobs, hidden, after)
@@ -128,13 +132,15 @@ class DeviceStep:
         kv = self.kv.begin(batch, bias, positions)
         hidden, aux = self.target.forward(tree.tokens, positions, kv.attention, self.capture)
         shown = logits = self.target.logits(hidden)
-        finite = _finite(logits)
-        if plan.adjusts:
-            shown, logits = self._adjusted(plan, batch, logits, batch.start, tree, rows)
+        finite, legality = _finite(logits), None
+        if plan.adjusts or plan.constrained:
+            shown, logits, legality = self._adjusted(plan, batch, logits, batch.start, tree, rows)
         verdict = self.verify(logits, tree, batch.start, rows, self.ranks)
         if plan.adjusts:
             self.rules.record(batch.rows, batch.start + 1, verdict.tokens)
         output = StepOutput(tokens=verdict.tokens, count=verdict.count, stamps=kv.stamps, finite=finite)
+        if legality is not None:
+            output = output._replace(legality=legality.gather(1, verdict.path))
         self.kv.commit(kv, verdict)
         if tree.ancestors is not None:
             output = output._replace(moved=verdict.moved, branched=_branched(tree.parents))
@@ -156,14 +162,19 @@ class DeviceStep:
         start: Tensor,
         tree: DraftTree,
         rows: SamplingRows | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Logits [B, N, V] under the logit rules, without and with min_p. start [B]: index of the root."""
-        rules = self.rules.of(plan.rows)
-        at = NodeContext(start, batch.padded_kv_len, tree.tokens, tree.parents, tree.depths, tree.ancestors)
-        logits = self.rules.adjusted(logits, batch.rows, rules, at)
-        if rows is None or rules.min_p is None:
-            return logits, logits
-        return logits, without_unlikely(logits, rows.temperature, rules.min_p)
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Logits [B, N, V] under the logit rules and grammars, without and with min_p, and the legality [B, N] of what
+        they would emit; None without grammars. start [B]: index of the root."""
+        rules = self.rules.of(plan.rows) if plan.adjusts else None
+        legality = None
+        if rules is not None:
+            at = NodeContext(start, batch.padded_kv_len, tree.tokens, tree.parents, tree.depths, tree.ancestors)
+            logits = self.rules.adjusted(logits, batch.rows, rules, at)
+        if plan.constrained:
+            logits, legality = self.masks.apply(plan, tree.tokens, tree.parents, logits)
+        if rows is None or rules is None or rules.min_p is None:
+            return logits, logits, legality
+        return logits, without_unlikely(logits, rows.temperature, rules.min_p), legality
 
     def _with_prompt(self, output: StepOutput, best: int, hidden: Tensor, after: Tensor) -> StepOutput:
         """Add the log-probabilities of the tokens after each position of a chunk. after [B, W].

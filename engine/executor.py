@@ -66,7 +66,11 @@ class DeviceExecutor:
             self.relay.admit(plan.rows)
             if plan.prefill:
                 self.plain.rules.admit(plan.rows)
-            return InFlight(plan, self.staging.put(self.run(plan)))
+                self.plain.masks.admit(plan.rows)
+            staged = self.staging.put(self.run(plan))
+            if plan.constrained:
+                self.plain.masks.launched(plan, staged)
+            return InFlight(plan, staged)
 
     def collect(self, handle: InFlight) -> StepResult:
         """Wait for a step and read it. Raises KernelError if the device failed, NotFiniteError if the target computed
@@ -84,6 +88,7 @@ class DeviceExecutor:
     def drop(self) -> None:
         """Forget the launched steps that were not collected."""
         self.staging.drop()
+        self.plain.masks.drop()
 
 
 class ReleasedExecutor:
@@ -116,8 +121,10 @@ class StepRunner:
     def __call__(self, plan: StepPlan) -> StepOutput:
         if self.graphs is None or plan.prefill:
             return self._eager(plan)
-        # Adjusted logits use tensors that are created per batch, so their addresses are not fixed.
-        if len(plan.rows) > self.graphs.max_batch or plan.adjusts or not self.step.repeatable:
+        # Adjusted logits use tensors that are created per batch, so their addresses are not fixed; masks come from the
+        # host in the middle of the round.
+        held = plan.adjusts or plan.constrained or not self.step.repeatable
+        if len(plan.rows) > self.graphs.max_batch or held:
             self.graphs.counters.hit("graph.eager")
             return self._eager(plan)
         return self._graphed(plan, self.graphs)

@@ -22,6 +22,9 @@ EXTRA_OF: Final = {
     "pyarrow": "history",
     "ruptures": "history",
     "lm_eval": "accuracy",
+    "xgrammar": "grammar",
+    "jsonschema": "grammar",
+    "lark": "grammar",
     "ray": "ray",
 }
 

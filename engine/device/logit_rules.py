@@ -83,7 +83,7 @@ class LogitRules:
                 continue
             self._batch = None
             self._asked.pop(row.row, None)
-            if row.arrived is not None:
+            if row.arrived is not None and row.admit[0].adjusts:
                 prompt, tokens = row.arrived
                 self._asked[row.row] = row.admit[0], prompt
                 if self.history is None:

@@ -12,15 +12,18 @@ from torch import Tensor
 def integers(numbers: Iterable[int], device: torch.device) -> Tensor:
     """Numbers, at least one -> int64 [n]. Through a buffer: torch.tensor iterates over the numbers twice."""
     buffer = torch.frombuffer(array("q", numbers), dtype=torch.int64)
-    return buffer if device.type == "cpu" else _sent(buffer, device)
+    return sent(buffer, device)
 
 
 def floats(numbers: Iterable[float], device: torch.device) -> Tensor:
     """Numbers, at least one -> float32 [n]."""
     buffer = torch.frombuffer(array("f", numbers), dtype=torch.float32)
-    return buffer if device.type == "cpu" else _sent(buffer, device)
+    return sent(buffer, device)
 
 
-def _sent(buffer: Tensor, device: torch.device) -> Tensor:
+def sent(buffer: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device; itself on a CPU."""
+    if device.type == "cpu":
+        return buffer
     # A copy from pageable memory synchronises; torch keeps pinned memory until the copy has completed.
     return buffer.pin_memory().to(device, non_blocking=True)

@@ -20,7 +20,8 @@ class StepOutput(NamedTuple):
     stamps [2]: KV slots whose stamps were compared, and how many were wrong. logprobs [B, D+1]: of `tokens`.
     top_values, top_ids [B, D+1, K]: the most likely tokens. prompt_logprobs [B, W], prompt_values and prompt_ids
     [B, W, K]: the same of the token after each position of a prefill chunk, meaningless past its end. codes [B]: the
-    guard's codes, in guarded steps. finite [B] bool: what the target computed for the tokens is finite.
+    guard's codes, in guarded steps. finite [B] bool: what the target computed for the tokens is finite. legality
+    [B, D+1] int64: of `tokens`, in constrained steps, as in `core.schedule.grammar`.
     """
 
     tokens: Tensor
@@ -37,6 +38,7 @@ class StepOutput(NamedTuple):
     prompt_ids: Tensor | None = None
     codes: Tensor | None = None
     finite: Tensor | None = None
+    legality: Tensor | None = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> StepOutput:
         """Apply a function to every tensor."""

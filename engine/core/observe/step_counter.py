@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Protocol, TypeAlias
 
 from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.schedule.grammar import CHANGED
 from specmatrix.engine.core.schedule.request import Finish, Request
 from specmatrix.engine.core.schedule.step import StepPlan, StepResult
 
@@ -65,6 +66,8 @@ class StepCounter:
         self._hit("sample.random", random)
         if not plan.prefill and plan.rows[0].width > 1:
             self._count_drafts(plan.rows[0].width, result, deliveries)
+        if plan.constrained:
+            self._count_grammars(plan.prefill, result, deliveries)
 
     def _count_drafts(self, width: int, result: StepResult, deliveries: Sequence[Delivery]) -> None:
         """Count the drafts of a round with `width` nodes."""
@@ -79,10 +82,24 @@ class StepCounter:
         self._hit("tree.branched", sum([result.branched[row] for row in rows]))
         self._hit("tree.compacted", sum([result.moved[row] for row in rows]))
 
+    def _count_grammars(self, prefill: bool, result: StepResult, deliveries: Sequence[Delivery]) -> None:
+        """Count what the grammars of a step's requests did; without their drafts in a prefill step."""
+        assert result.legality is not None
+        for index, (request, outcome, took, finish) in enumerate(deliveries):
+            if request.constraint is None or outcome is not RowOutcome.DELIVERED:
+                continue
+            count, longest = result.counts[index], len(result.tokens[index])
+            self._hit("grammar.changed", result.legality[index][:took].count(CHANGED))
+            self._hit("grammar.stuck", finish is not None and finish.reason == "error")
+            if not prefill:
+                self._hit("grammar.accepted", count - 1)
+                self._hit("grammar.rejected", count < longest)
+                self._hit("grammar.ended_inside", finish is not None and finish.reason == "stop" and took < count)
+
     def _count_finish(self, request: Request, finish: Finish, overshoot: int) -> None:
         if finish.reason == "length":
             self._hit("finish.length")
-        else:
+        elif finish.reason == "stop":
             self._hit("finish.stop_string" if isinstance(finish.matched, str) else "finish.stop_token")
         self._hit("finish.context", request.num_tokens == self._context_length)
         self._hit("finish.overshoot", overshoot)

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 from specmatrix.engine.core.observe.spec_metrics import SpecMetrics
+from specmatrix.engine.core.schedule.grammar import KINDS, Constraint
 from specmatrix.errors import LedgerError, RequestError, shown
 
 
@@ -86,6 +87,8 @@ ALLOWED: Final[tuple[tuple[str, tuple[type, ...], Callable[[Any, int], bool], st
     ("n", (int,), lambda n, _: 1 <= n <= 1024, "an integer in [1, 1024]"),
     ("no_stop_trim", (bool,), lambda *_: True, "true or false"),
     ("logprob_start_len", (int,), lambda n, _: -1 <= n < 2**63, "-1 (off), or an integer in [0, 2**63)"),
+    *((kind, (str, type(None)), lambda text, _: text is None or is_text(text), "a text, or None") for kind in KINDS),
+    ("reasoning_end_ids", (tuple, list), _ids, "a list of token ids in [0, {V})"),
 )
 
 
@@ -109,6 +112,10 @@ class SamplingParams:
     transformers, the last token of each sequence is banned where the preceding ones precede it, in prompt and output.
     allowed_token_ids: all other tokens are banned, including EOS unless it is listed. `engine.device.logit_rules`
     states their order and which logits log-probabilities refer to.
+
+    json_schema, regex, ebnf, structural_tag: the output's grammar, at most one (`core.schedule.grammar`). EOS ends such
+    a request even with `ignore_eos`; a request for which no token is legal any more ends with an error.
+    reasoning_end_ids: the grammar holds only after these tokens, which end the output's reasoning.
     """
 
     max_new_tokens: int = 128
@@ -132,6 +139,11 @@ class SamplingParams:
     n: int = 1
     no_stop_trim: bool = False
     logprob_start_len: int = -1
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+    reasoning_end_ids: Sequence[int] = ()
 
     def validate(self, vocab_size: int, eos_ids: frozenset[int] = frozenset()) -> None:
         """Raise RequestError on the first value with a wrong type or outside its range, or if every token could be
@@ -144,6 +156,18 @@ class SamplingParams:
             raise RequestError(
                 f"min_new_tokens is {self.min_new_tokens}; allowed: at most max_new_tokens, {self.max_new_tokens}"
             )
+        given = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if len(given) > 1:
+            raise RequestError(f"{' and '.join(given)} are given; allowed: one of {', '.join(KINDS)}")
+        if self.reasoning_end_ids and not given:
+            raise RequestError(
+                f"reasoning_end_ids is {shown(self.reasoning_end_ids)} without a grammar; allowed: with one of "
+                f"{', '.join(KINDS)}"
+            )
+        if self.constraint is not None:
+            self.constraint.check()
+            if not eos_ids:
+                raise RequestError(f"{given[0]} is given; allowed: none, as the model has no token that ends a text")
         banned = {ids[-1] for ids in self.bad_words_ids} | (self.stops(eos_ids) if self.min_new_tokens else set())
         kept = range(vocab_size) if self.allowed_token_ids is None else frozenset(self.allowed_token_ids)
         if len(banned) >= len(kept) and banned.issuperset(kept):
@@ -162,6 +186,12 @@ class SamplingParams:
     def stops(self, eos_ids: frozenset[int]) -> frozenset[int]:
         """The tokens banned before `min_new_tokens`. eos_ids: the model's."""
         return eos_ids | frozenset(self.stop_token_ids)
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """The output's grammar; None if it is free."""
+        given = ((kind, getattr(self, kind)) for kind in KINDS)
+        return next((Constraint(kind, text) for kind, text in given if text is not None), None)
 
     @property
     def penalises(self) -> bool:
@@ -264,11 +294,13 @@ class Request:
     prompt_logprobs: list[float | None] = field(default_factory=list)
     prompt_top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     metrics: SpecMetrics = field(default_factory=SpecMetrics)
+    grammar: object = None  # keeps the compiled grammar of `constraint` alive
     adjusts: bool = field(init=False)  # SamplingParams.adjusts
+    constraint: Constraint | None = field(init=False)  # SamplingParams.constraint
 
     def __post_init__(self) -> None:
         self.account = self.account or self.rid
-        self.adjusts = self.params.adjusts
+        self.adjusts, self.constraint = self.params.adjusts, self.params.constraint
 
     def move(self, to: Phase) -> None:
         """Change phase; a transition that MOVES does not list raises LedgerError."""

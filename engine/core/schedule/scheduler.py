@@ -75,16 +75,17 @@ class Scheduler:
         self.counters.hit("prefill.step" if prefill else "decode.round")
         if not prefill and len(rows) > 1:
             self.counters.hit("decode.batched")
-        greedy, wanted, adjusts, scored = True, -1, False, -1
+        greedy, wanted, adjusts, scored, constrained = True, -1, False, -1, False
         for row in rows:
             request = self.requests[row.rid]
             params, adjusts = request.params, adjusts or request.adjusts
             greedy = greedy and params.greedy
+            constrained = constrained or request.constraint is not None
             if params.wants_logprobs:
                 wanted = max(wanted, params.top_logprobs_num)
             if prefill and request.unscored < len(request.prompt):
                 scored = max(scored, params.top_logprobs_num)
-        return StepPlan(prefill, tuple(rows), greedy, wanted, adjusts, scored)
+        return StepPlan(prefill, tuple(rows), greedy, wanted, adjusts, scored, constrained)
 
     def settle(self, row: PlanRow, written: int) -> None:
         """Commit the positions that a resolved step wrote for a row, which frees pages that are no longer read."""
@@ -291,6 +292,7 @@ class Scheduler:
         tokens = request.tokens
         start = request.prefilled
         end = request.prefilled = start + take
+        needs_tokens = request.adjusts or request.constraint is not None
         following = tokens[end] if end < len(tokens) else None
         if following is not None:
             self.counters.hit("prefill.chunked")
@@ -307,7 +309,7 @@ class Scheduler:
             following=following,
             admit=(request.params, request.seed) if admitted else None,
             writers=tuple(account.writers.items()) if admitted else (),
-            arrived=(len(request.prompt), tuple(tokens)) if admitted and request.adjusts else None,
+            arrived=(len(request.prompt), tuple(tokens)) if admitted and needs_tokens else None,
         )
 
     def _reserve(self, request: Request, width: int) -> Pages | None:

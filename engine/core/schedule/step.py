@@ -34,7 +34,7 @@ class PlanRow(NamedTuple):
     following: int | None = None
     admit: tuple[SamplingParams, int] | None = None  # parameters and seed, on the first step of a residence
     writers: tuple[tuple[int, int], ...] = ()  # on that step: (position, generation that writes the KV from there on)
-    # On the first step of a residence, if the logits are adjusted: the prompt's length, and prompt and output.
+    # On the first step of a residence, if logits are adjusted or masked: the prompt's length, and prompt and output.
     arrived: tuple[int, tuple[int, ...]] | None = None
 
     @property
@@ -53,6 +53,7 @@ class StepPlan:
     logprobs: int = -1  # -1: none, 0: chosen tokens only, k: top k too
     adjusts: bool = False  # a row's logits are adjusted
     prompt_logprobs: int = -1  # as `logprobs`, for the tokens after each position of a prefill step
+    constrained: bool = False  # a row has a grammar
 
 
 class StepResult(NamedTuple):
@@ -73,6 +74,7 @@ class StepResult(NamedTuple):
     stamps_wrong: int = 0
     draft_errors: list[str | None] | None = None  # the error that ends a request with invalid drafts; None: not checked
     drafts: Sequence[Sequence[int]] = ()  # tokens of the proposed trees, in audited rounds
+    legality: list[list[int]] | None = None  # of the tokens in a constrained step, as in `core.schedule.grammar`
 
 
 Handle = TypeVar("Handle")

@@ -27,7 +27,8 @@ class StopRules:
     @classmethod
     def of(cls, params: SamplingParams, eos_ids: frozenset[int]) -> StopRules:
         """The rules of one request; `eos_ids` are the model's and apply unless the request ignores them."""
-        eos = frozenset() if params.ignore_eos else eos_ids
+        # A grammar that has ended with EOS allows no token after it.
+        eos = frozenset() if params.ignore_eos and params.constraint is None else eos_ids
         return cls(
             eos | frozenset(params.stop_token_ids), tuple(params.stop), params.max_new_tokens, params.no_stop_trim
         )

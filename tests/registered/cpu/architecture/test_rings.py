@@ -17,15 +17,16 @@ DEVICE = CORE | {"files", "engine.device", "engine.models", "kernels"}
 SPEC = DEVICE | {"engine.spec"}
 TENSORS = {"torch", "safetensors", "tokenizers", "numpy"}
 HTTP = {"fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client", "msgspec"}
+GRAMMAR = {"xgrammar", "transformers"}
 # Folder or file -> what it may import beside itself and the standard library.
 RINGS = {
     "engine/core": CORE,
     "kernels": {"errors", "kernels", "torch", "triton", "numba", "numpy"},
-    "engine/device": DEVICE | TENSORS,
+    "engine/device": DEVICE | TENSORS | {"xgrammar"},
     "engine/models": DEVICE | TENSORS,
     "engine/spec": SPEC | TENSORS,
     "engine/server": SPEC | {"engine", "__version__", "child_process", "jinja2", "h11"} | HTTP,
-    "engine": SPEC | TENSORS | {"engine", "temp_dir", "child_process", "remote", "user_file"},
+    "engine": SPEC | TENSORS | {"engine", "temp_dir", "child_process", "remote", "user_file", "extras"} | GRAMMAR,
 }
 # The clock, the environment and the world outside have no place where everything must replay.
 OUTSIDE = {"time", "datetime", "os", "random", "secrets", "socket", "subprocess", "threading", "asyncio", "locale"}

@@ -73,6 +73,8 @@ REFUSED: dict[str, tuple[str, list[object]]] = {
     "ignore_eos": ("true or false", [1]),
     "return_logprob": ("true or false", ["yes"]),
     "no_stop_trim": ("true or false", [1]),
+    **{kind: ("a text, or None", [{}, b"a", "\ud800"]) for kind in ("json_schema", "regex", "ebnf", "structural_tag")},
+    "reasoning_end_ids": ("a list of token ids in [0, 50)", [(50,), 3]),
 }
 
 
@@ -124,6 +126,18 @@ def test_bans_must_leave_a_token(values):
     why = "bad_words_ids and the stop tokens before min_new_tokens could ban every allowed token at once; allowed: "
     with pytest.raises(RequestError, match=f"^{why}at least one token that they never ban$"):
         SamplingParams(**values).validate(50, frozenset({49}))
+
+
+def test_a_request_has_one_grammar_and_reasoning_only_before_it():
+    one = "json_schema, regex, ebnf, structural_tag"
+    with pytest.raises(RequestError, match=f"^regex and ebnf are given; allowed: one of {one}$"):
+        SamplingParams(regex="a", ebnf="b").validate(50, frozenset({1}))
+    with pytest.raises(RequestError, match=rf"^reasoning_end_ids is \(3,\) without a grammar; .* one of {one}$"):
+        SamplingParams(reasoning_end_ids=(3,)).validate(50, frozenset({1}))
+    with pytest.raises(RequestError, match=r"^regex has 0 characters"):
+        SamplingParams(regex="").validate(50, frozenset({1}))
+    with pytest.raises(RequestError, match=r"^regex is given; allowed: none, as the model has no token that ends a te"):
+        SamplingParams(regex="a").validate(50)
 
 
 def test_a_token_that_is_never_banned_is_enough():

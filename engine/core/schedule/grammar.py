@@ -1,0 +1,114 @@
+"""A request's grammar, its limits, and how a grammar changed a token.
+
+SGLang's kinds: a JSON schema, a regular expression, an EBNF grammar whose first rule is `root`, and xgrammar's
+structural tags (https://xgrammar.mlc.ai/docs/), each as a text. A grammar is compiled in a process with limits on time
+and memory; what is checked here is refused within milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from specmatrix.errors import RequestError, shown, text_of
+
+KINDS: Final = ("json_schema", "regex", "ebnf", "structural_tag")
+MAX_CHARACTERS: Final = 65536
+MAX_DEPTH: Final = 32
+# What the rules and the grammar left of a token's distribution: nothing, its most likely token, or only others.
+NOTHING, KEPT, CHANGED = range(3)
+NO_TOKEN_LEFT: Final = (
+    "no token is legal after {count} tokens of output: the grammar allows none of the vocabulary, or only tokens that "
+    "the request bans; the tokens so far are exact"
+)
+
+
+class Constraint(NamedTuple):
+    """A grammar. kind: one of KINDS."""
+
+    kind: str
+    text: str
+
+    def check(self) -> None:
+        """Raise RequestError for a text that is too large, too deep, no JSON, or a recursive schema."""
+        kind, text = self
+        if not 0 < len(text) <= MAX_CHARACTERS:
+            raise RequestError(f"{kind} has {len(text)} characters; allowed: 1 to {MAX_CHARACTERS}")
+        if kind in ("regex", "ebnf"):
+            if (deep := max(_depths(text))) > MAX_DEPTH:
+                raise RequestError(f"{kind} has {deep} groups within each other; allowed: at most {MAX_DEPTH}")
+            return
+        try:
+            schema = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"{kind} is {shown(text)}; allowed: JSON ({text_of(error)})") from None
+        if (deep := _depth(schema)) > MAX_DEPTH:
+            raise RequestError(f"{kind} has {deep} lists and objects within each other; allowed: at most {MAX_DEPTH}")
+        if not isinstance(schema, dict | bool) or (kind == "structural_tag" and isinstance(schema, bool)):
+            raise RequestError(f"{kind} is {shown(text)}; allowed: a JSON object")
+        if kind == "json_schema":
+            _check_recursion(schema)
+
+
+def _depths(text: str) -> Iterator[int]:
+    """The depth of brackets after each character, quoted and escaped ones included."""
+    deep = 0
+    yield deep
+    for letter in text:
+        deep += (letter in "([{") - (letter in ")]}")
+        yield deep
+
+
+def _depth(value: object) -> int:
+    """Levels of lists and objects, without recursion."""
+    level, deep = [value], -1
+    while level:
+        deep += 1
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
+        ]
+    return deep
+
+
+def _check_recursion(schema: Any) -> None:  # noqa: ANN401 - JSON
+    """Raise RequestError if a `$ref` of a schema leads back to a schema that contains it, or to nothing."""
+    open_refs: list[str] = []
+    closed: set[str] = set()
+
+    def walk(part: object) -> None:
+        if isinstance(part, list):
+            for inner in part:
+                walk(inner)
+        if not isinstance(part, dict):
+            return
+        ref = part.get("$ref")
+        if isinstance(ref, str) and ref not in closed:
+            if ref in open_refs or len(open_refs) >= MAX_DEPTH:
+                what = "is recursive" if ref in open_refs else f"has more than {MAX_DEPTH} references in a line"
+                raise RequestError(f"json_schema {what} at $ref {shown(ref)}; allowed: schemas of limited depth")
+            open_refs.append(ref)
+            walk(_target(schema, ref))
+            closed.add(open_refs.pop())
+        for name, inner in part.items():
+            if name != "$ref":
+                walk(inner)
+
+    walk(schema)
+
+
+def _target(schema: Any, ref: str) -> object:  # noqa: ANN401 - JSON
+    """The schema that a reference names. RequestError if there is none."""
+    found = schema
+    parts = ref.split("/")
+    try:
+        if parts[0] != "#":
+            raise KeyError(ref)
+        for part in parts[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            found = found[int(name)] if isinstance(found, list) else found[name]
+    except (LookupError, ValueError, TypeError):
+        raise RequestError(f"json_schema has the $ref {shown(ref)}; allowed: a path in the schema, from #/") from None
+    return found

@@ -1,0 +1,168 @@
+"""Masks of the tokens that a request's grammar allows, exact at each node of a draft tree, at every lag.
+
+A mask is a function of the request's committed tokens and the tree. The round's forward is launched first; then the
+host waits for the steps in flight, whose tokens reach the matchers, copies the tree down, walks it, and sends the masks
+up behind the forward, which hides most of the cost. A matcher is advanced here only, once per step: a second reader
+would advance it twice (sglang#29110).
+
+Masks come after bias, penalties and bans and before temperature and min_p, as in SGLang. A node's row allows what may
+follow the node; rows that cannot be emitted, after a draft that the grammar refuses or after its end, are free.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import Tensor
+
+from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.schedule.grammar import Constraint
+from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.engine.core.schedule.step import PlanRow, StepPlan
+from specmatrix.engine.device.batch import count
+from specmatrix.engine.device.pinned_copy import sent
+from specmatrix.engine.device.staging import Staged
+
+# xgrammar.CompiledGrammar by what was compiled; xgrammar has no types.
+CompiledGrammars: TypeAlias = Mapping[Constraint, Any]
+WORD: Final = 32
+
+
+class RequestMatcher:
+    """The place of one request's output in its grammar, and of the drafts behind it.
+
+    Until the marker that ends reasoning, every token is free and none reaches the grammar. The marker is looked for in
+    the tokens themselves, so that removing drafts that completed it also switches the grammar off again.
+    """
+
+    def __init__(self, compiled: Any, params: SamplingParams, output: Sequence[int]) -> None:  # noqa: ANN401
+        import xgrammar
+
+        self._matcher = xgrammar.GrammarMatcher(compiled)
+        self._marker = list(params.reasoning_end_ids)
+        self._tokens: list[int] = []
+        self._begun = None if self._marker else 0  # index of the grammar's first token
+        for token in output:
+            self.push(token)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the grammar has ended."""
+        return bool(self._matcher.is_terminated())
+
+    @property
+    def reasoning(self) -> bool:
+        return self._begun is None
+
+    def push(self, token: int) -> bool:
+        """Advance by a token. False, without a change, if the grammar refuses it."""
+        if self._begun is not None and (self.ended or not self._matcher.accept_token(token)):
+            return False
+        self._tokens.append(token)
+        if self._begun is None and self._tokens[-len(self._marker) :] == self._marker:
+            self._begun = len(self._tokens)
+        return True
+
+    def pop(self) -> None:
+        """Take back the last token."""
+        if self._begun is not None and len(self._tokens) > self._begun:
+            self._matcher.rollback(1)
+        elif self._marker:
+            self._begun = None
+        self._tokens.pop()
+
+    def fill(self, masks: Tensor, row: int) -> None:
+        """Write the tokens that may follow to a row of masks int32 [rows, words], whose bits are set."""
+        if self._begun is not None and not self.ended:
+            self._matcher.fill_next_token_bitmask(masks, row)
+
+
+class GrammarMasks:
+    """The matchers of the requests in all rows. compiled: holds the grammars of all live requests."""
+
+    def __init__(self, compiled: CompiledGrammars, vocab_size: int, counters: Counters) -> None:
+        self._compiled, self._vocab_size, self._counters = compiled, vocab_size, counters
+        self._by_row: dict[int, RequestMatcher] = {}
+        self._unread: deque[tuple[list[RequestMatcher | None], Staged]] = deque()
+
+    def admit(self, rows: Sequence[PlanRow]) -> None:
+        """Start the matchers of requests that begin a residence, from the tokens of their earlier ones."""
+        for row in rows:
+            if row.admit is None:
+                continue
+            self._by_row.pop(row.row, None)
+            params = row.admit[0]
+            if params.constraint is not None:
+                assert row.arrived is not None
+                prompt, tokens = row.arrived
+                self._by_row[row.row] = RequestMatcher(self._compiled[params.constraint], params, tokens[prompt:])
+
+    def launched(self, plan: StepPlan, staged: Staged) -> None:
+        """Remember a launched step, whose tokens the next step's masks need."""
+        self._unread.append(([self._by_row.get(row.row) for row in plan.rows], staged))
+
+    def drop(self) -> None:
+        """Forget the launched steps; their requests begin another residence."""
+        self._unread.clear()
+
+    def apply(self, plan: StepPlan, tokens: Tensor, parents: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [B, N, V] with -inf for forbidden tokens, and the legality int64 [B, N] of each row.
+        tokens, parents [B, N]: the draft trees.
+
+        A row in which nothing would be left stays as it is. Waits for the steps in flight.
+        """
+        while self._unread:
+            self._read(*self._unread.popleft())
+        batch, nodes = tokens.shape
+        masks = torch.full((batch, nodes, -(-self._vocab_size // WORD)), -1, dtype=torch.int32)
+        drafted, above = torch.stack((tokens, parents)).tolist()
+        constrained = 0
+        for index, row in enumerate(plan.rows):
+            matcher = self._by_row.get(row.row)
+            if matcher is not None and not (plan.prefill and row.following is not None):
+                self._walk(matcher, drafted[index], above[index], masks[index])
+                constrained += 1
+        if constrained and not plan.prefill:
+            self._counters.hit("grammar.round")
+            self._counters.hit("grammar.mixed", constrained < batch)
+        bits = sent(masks, logits.device)[..., None] >> count(WORD, logits.device).int() & 1
+        allowed = bits.flatten(2)[..., : self._vocab_size].bool()
+        masked = logits.masked_fill(~allowed, float("-inf"))
+        left = masked.amax(-1) > float("-inf")
+        changed = ~allowed.gather(2, logits.argmax(-1, keepdim=True))[..., 0]
+        return torch.where(left[..., None], masked, logits), left * (1 + changed.long())
+
+    def _walk(self, matcher: RequestMatcher, tokens: list[int], parents: list[int], masks: Tensor) -> None:
+        """Fill the masks [N, words] of a tree's nodes; the matcher has consumed the root and is left there."""
+        children: list[list[int]] = [[] for _ in tokens]
+        for node, parent in enumerate(parents[1:], 1):
+            children[parent].append(node)
+
+        def visit(node: int) -> None:
+            matcher.fill(masks, node)
+            for child in children[node]:
+                if matcher.push(tokens[child]):
+                    visit(child)
+                    matcher.pop()
+                else:
+                    self._counters.hit("grammar.forbade", not matcher.ended)
+
+        visit(0)
+
+    def _read(self, matchers: list[RequestMatcher | None], staged: Staged) -> None:
+        """Advance the matchers by a launched step's tokens."""
+        if staged.event is not None:
+            staged.event.synchronize()
+        rows = zip(matchers, staged.output.tokens.tolist(), staged.output.count.tolist(), strict=True)
+        for matcher, tokens, taken in rows:
+            for place, token in enumerate(tokens[:taken] if matcher is not None else ()):
+                assert matcher is not None
+                free = matcher.reasoning
+                if not matcher.push(token):
+                    break  # the request ends here
+                if free and not matcher.reasoning:
+                    self._counters.hit("grammar.began", 1)
+                    self._counters.hit("grammar.began_inside", place + 1 < taken)

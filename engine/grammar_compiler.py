@@ -1,0 +1,188 @@
+"""Compiles grammars with xgrammar, in a process of its own with limits on time and memory, and keeps recent ones."""
+
+from __future__ import annotations
+
+import re
+import signal
+import weakref
+from collections import OrderedDict
+from functools import lru_cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+from specmatrix.child_process import ChildProcess, start
+from specmatrix.engine.core.schedule.grammar import Constraint
+from specmatrix.engine.models.tokenizer import Tokenizer
+from specmatrix.errors import EngineError, RequestError, shown, text_of
+from specmatrix.extras import require
+
+# Limits of compiling one grammar: CPU time, elapsed time on a busy machine, and memory beyond what the process has.
+CPU_SECONDS: Final = 2.0
+SECONDS: Final = 20.0
+MEMORY: Final = 512 * 2**20
+START_SECONDS: Final = 120.0
+# Recently used grammars, and refusals, that are kept.
+KEPT: Final = 256
+TOKENIZERS: Final = 4
+TOO_LARGE: Final = "it took more than {:g} MB"
+# xgrammar's messages begin with a time, a source file and, often, the condition that failed.
+PLACE: Final = re.compile(r"\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?")
+
+
+class GrammarCompiler:
+    """The grammars of one engine's requests. Safe to call from several threads.
+
+    live: compiled grammars (xgrammar.CompiledGrammar) that a request or the cache holds. Equal tokenizers share a
+    process, which starts with the first grammar.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self.live: weakref.WeakValueDictionary[Constraint, Any] = weakref.WeakValueDictionary()
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._recent: OrderedDict[Constraint, Any] = OrderedDict()
+        self._lock = Lock()
+
+    def compile(self, constraint: Constraint) -> Any:  # noqa: ANN401 - xgrammar has no types
+        """The compiled grammar. RequestError if xgrammar refuses it or its limits do not suffice; ConfigError without
+        the extra `grammar`. Takes no time for a live grammar; others wait for each other."""
+        if (found := self.live.get(constraint)) is not None:
+            return found
+        with self._lock:
+            if constraint not in self._recent:
+                require("xgrammar")
+                ends = tuple(sorted(self._tokenizer.eos_ids))
+                process = _process(self._tokenizer.library.to_str(), ends, self._vocab_size)
+                found = self._recent[constraint] = process.compile(constraint)
+                if not isinstance(found, str):
+                    self.live[constraint] = found
+            self._recent.move_to_end(constraint)
+            while len(self._recent) > KEPT:
+                self._recent.popitem(last=False)
+            found = self._recent[constraint]
+        if isinstance(found, str):
+            kind, text = constraint
+            raise RequestError(f"{kind} is {shown(text)}; allowed: a grammar that xgrammar compiles ({found})")
+        return found
+
+
+@lru_cache(TOKENIZERS)
+def _process(tokenizer: str, eos_ids: tuple[int, ...], vocab_size: int) -> CompilerProcess:
+    return CompilerProcess(tokenizer, eos_ids, vocab_size)
+
+
+class CompilerProcess:
+    """A process that compiles for one tokenizer. It ends with this process, or when a limit is hit; then the next
+    grammar starts another.
+
+    tokenizer: the text of tokenizer.json. eos_ids: the tokens that end a text. vocab_size: the model's, whose tokens
+    beyond the tokenizer's are never allowed, as special tokens are not. seconds, memory: the limits of one grammar, in
+    seconds of CPU time and bytes.
+    """
+
+    def __init__(
+        self,
+        tokenizer: str,
+        eos_ids: tuple[int, ...],
+        vocab_size: int,
+        seconds: float = CPU_SECONDS,
+        memory: int = MEMORY,
+    ) -> None:
+        import tokenizers
+        import xgrammar
+        from transformers import PreTrainedTokenizerFast
+
+        library = tokenizers.Tokenizer.from_str(tokenizer)
+        special = {token for token, kind in library.get_added_tokens_decoder().items() if kind.special}
+        ends = [token for token in eos_ids if token < vocab_size]
+        fast = PreTrainedTokenizerFast(tokenizer_object=library)
+        read = xgrammar.TokenizerInfo.from_huggingface(fast, vocab_size=vocab_size, stop_token_ids=ends)
+        texts = [b"" if token in special else text for token, text in enumerate(read.decoded_vocab)]
+        raw = xgrammar.VocabType.RAW
+        self._library = xgrammar
+        self._tokens = xgrammar.TokenizerInfo(
+            texts, raw, vocab_size=vocab_size, stop_token_ids=ends, add_prefix_space=read.add_prefix_space
+        )
+        self._limits = seconds, memory
+        self._running: tuple[ChildProcess, Connection[Any, Any]] | None = None
+
+    def compile(self, constraint: Constraint) -> Any:  # noqa: ANN401 - xgrammar has no types
+        """The compiled grammar, or why there is none."""
+        try:
+            if self._running is None:
+                self._start()
+            kind, answer = self._answer(constraint)
+        except BaseException:
+            self._stop()
+            raise
+        return self._library.CompiledGrammar.deserialize_json(answer, self._tokens) if kind == "done" else answer
+
+    def _answer(self, constraint: Constraint) -> tuple[str, str]:
+        assert self._running is not None
+        process, connection = self._running
+        try:
+            connection.send(constraint)
+            if connection.poll(SECONDS):
+                found: tuple[str, str] = connection.recv()
+                return found
+            why = f"it took more than {SECONDS:g} s"
+        except (EOFError, OSError):
+            seconds, memory = self._limits
+            late = process.wait(SECONDS) == -signal.SIGPROF
+            why = f"it took more than {seconds:g} s" if late else TOO_LARGE.format(memory / 2**20)
+        self._stop()
+        return "refused", why
+
+    def _start(self) -> None:
+        """Start the process. EngineError if it does not."""
+        process, connection = self._running = start(serve, self._tokens.serialize_json(), *self._limits)
+        weakref.finalize(self, process.stop)
+        try:
+            if connection.poll(START_SECONDS) and connection.recv():
+                return
+        except (EOFError, OSError):
+            pass
+        process.kill()
+        raise EngineError(f"the process that compiles grammars does not start: {process.output_end(2000)}")
+
+    def _stop(self) -> None:
+        if self._running is not None:
+            process, connection = self._running
+            self._running = None
+            connection.close()
+            process.stop()
+
+
+def serve(tokens: str, seconds: float, memory: int, connection: Connection[Any, Any]) -> None:
+    """What the process runs. tokens: a serialised xgrammar.TokenizerInfo. connection: receives each constraint and
+    sends ("done", serialised grammar) or ("refused", why)."""
+    import resource
+
+    import xgrammar
+
+    info = xgrammar.TokenizerInfo.deserialize_json(tokens)
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    compiler.compile_regex("a")
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + memory, resource.RLIM_INFINITY))
+    connection.send(True)
+    while True:
+        kind, text = connection.recv()
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        try:
+            answer = "done", str(_compiled(compiler, kind, text).serialize_json())
+        except Exception as error:
+            full = isinstance(error, MemoryError) or "bad_alloc" in str(error)
+            answer = "refused", TOO_LARGE.format(memory / 2**20) if full else text_of(PLACE.sub("", str(error)))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        connection.send(answer)
+
+
+def _compiled(compiler: Any, kind: str, text: str) -> Any:  # noqa: ANN401 - xgrammar has no types
+    if kind == "json_schema":
+        return compiler.compile_json_schema(text)
+    if kind == "structural_tag":
+        return compiler.compile_structural_tag(text)
+    return compiler.compile_regex(text) if kind == "regex" else compiler.compile_grammar(text)

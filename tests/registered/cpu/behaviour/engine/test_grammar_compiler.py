@@ -1,0 +1,64 @@
+"""Grammars are compiled in a process with limits, once, and refused with xgrammar's reason."""
+
+import gc
+import re
+
+import pytest
+
+from specmatrix.engine.core.schedule.grammar import Constraint
+from specmatrix.engine.grammar_compiler import KEPT, CompilerProcess, GrammarCompiler
+from specmatrix.engine.models.tokenizer import Tokenizer
+from specmatrix.errors import RequestError
+from tests.support.engines import CHECKPOINTS
+
+TOKENIZER = Tokenizer(CHECKPOINTS / "llama-mini")
+GROWS = Constraint("regex", "(.{1,3000}){1,30}")
+
+
+def process(**limits: float) -> CompilerProcess:
+    return CompilerProcess(TOKENIZER.library.to_str(), (1,), 800, **limits)
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(TOKENIZER, 768)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "why"),
+    [
+        ("regex", "[", "Regex parsing error at position 2: Unclosed '['"),
+        ("regex", "(?=a)", "Regex parsing error at position 3: Lookahead is not supported yet."),
+        ("json_schema", '{"type":"foo"}', 'Unsupported type "foo"'),
+        ("ebnf", "root ::= foo", 'EBNF parser error at line 1, column 10: Rule "foo" is not defined'),
+        ("structural_tag", "{}", "Invalid structural tag error: Structural tag must have a format field"),
+    ],
+)
+def test_a_grammar_that_xgrammar_refuses_is_refused_with_its_reason(compiler, kind, text, why):
+    message = f"{kind} is {text!r}; allowed: a grammar that xgrammar compiles ({why})"
+    for _ in range(2):  # the second time from the cache
+        with pytest.raises(RequestError, match=f"^{re.escape(message)}$"):
+            compiler.compile(Constraint(kind, text))
+
+
+def test_a_grammar_is_compiled_once_and_lives_with_its_requests_or_while_it_is_recent(compiler):
+    used, left = Constraint("regex", "used"), Constraint("regex", "left")
+    held = compiler.compile(used)
+    compiler.compile(left)
+    for number in range(KEPT):
+        compiler.compile(Constraint("regex", f"{number}"))
+    gc.collect()
+    assert compiler.compile(used) is held and compiler.live[used] is held
+    assert left not in compiler.live and len(compiler.live) == KEPT + 1
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("limits", "why"), [({"seconds": 0.1}, "it took more than 0.1 s"), ({"memory": 2**20}, "it took more than 1 MB")]
+)
+def test_a_grammar_beyond_a_limit_is_refused_and_the_next_one_compiles(limits, why):
+    made = process(**limits)
+    assert made.compile(GROWS) == why
+    small = made.compile(Constraint("regex", "a"))
+    assert small.memory_size_bytes < 1000 and small.tokenizer_info.vocab_size == 800
+    assert {0, 799} <= {*small.tokenizer_info.special_token_ids} and small.tokenizer_info.stop_token_ids == [1]

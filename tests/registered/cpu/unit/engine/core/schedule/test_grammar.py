@@ -1,0 +1,66 @@
+"""What is refused of a grammar before it is compiled, within milliseconds."""
+
+import json
+import re
+from time import process_time
+
+import pytest
+
+from specmatrix.engine.core.schedule.grammar import MAX_CHARACTERS, MAX_DEPTH, Constraint
+from specmatrix.errors import RequestError
+
+
+def nested(deep: int) -> str:
+    return '{"items":' * deep + "{}" + "}" * deep
+
+
+CHAIN = {"$defs": {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(2 * MAX_DEPTH)}, "$ref": "#/$defs/0"}
+REFUSED = {
+    "empty": ("regex", "", "regex has 0 characters; allowed: 1 to 65536"),
+    "long": ("ebnf", "x" * (MAX_CHARACTERS + 1), "ebnf has 65537 characters; allowed: 1 to 65536"),
+    "groups": ("regex", "(" * 40 + ")" * 40, "regex has 40 groups within each other; allowed: at most 32"),
+    "no JSON": ("json_schema", "{", r"json_schema is '{'; allowed: JSON \(Expecting .*\)"),
+    "deep": ("json_schema", nested(33), "json_schema has 33 lists and objects within each other; allowed: at most 32"),
+    "very deep": ("structural_tag", "[" * 60000, r"structural_tag is .*; allowed: JSON \(.*\)"),
+    "list": ("json_schema", "[]", r"json_schema is '\[\]'; allowed: a JSON object"),
+    "tag": ("structural_tag", "true", "structural_tag is 'true'; allowed: a JSON object"),
+    "itself": ("json_schema", '{"items":{"$ref":"#"}}', r"json_schema is recursive at \$ref '#'; allowed: schemas .*"),
+    "list of itself": (
+        "json_schema",
+        '{"$defs":{"a":{"anyOf":[{"$ref":"#/$defs/a"}]}},"$ref":"#/$defs/a"}',
+        r"json_schema is recursive at \$ref '#/\$defs/a'; allowed: schemas of limited depth",
+    ),
+    "chain": ("json_schema", json.dumps(CHAIN), r"json_schema has more than 32 references in a line at .*"),
+    "elsewhere": ("json_schema", '{"$ref":"http://x/y"}', r"json_schema has the \$ref 'http://x/y'; allowed: a path.*"),
+    "nowhere": ("json_schema", '{"$ref":"#/$defs/b"}', r"json_schema has the \$ref '#/\$defs/b'; allowed: a path .*"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_grammar_that_is_too_large_or_recursive_is_refused_at_once(name):
+    kind, text, message = REFUSED[name]
+    began = process_time()
+    with pytest.raises(RequestError) as refusal:
+        Constraint(kind, text).check()
+    assert re.match(message, str(refusal.value)), refusal.value
+    assert process_time() - began < 0.1
+
+
+DOUBLING = {"$defs": {str(n): {"items": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(20)} | {"20": {}}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        nested(32),
+        "true",
+        '{"$defs":{"a/b":{"type":"null"}},"items":[{"$ref":"#/$defs/a~1b"},{"$ref":"#/$defs/a~1b"}]}',
+        json.dumps({**DOUBLING, "$ref": "#/$defs/0"}),
+        '{"items":[{"type":"null"},{"$ref":"#/items/0"}]}',
+    ],
+    ids=["deepest", "anything", "twice", "doubling", "item"],
+)
+def test_a_schema_within_the_limits_passes(text):
+    began = process_time()
+    Constraint("json_schema", text).check()
+    assert process_time() - began < 0.1
