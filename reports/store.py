@@ -325,9 +325,9 @@ def load(path: Path | str) -> Report:
         if len(text) > MAX_BYTES:  # a device file or a small archive may yield endless data
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     except (OSError, EOFError, zlib.error) as error:
-        raise ReportError(
-            f"cannot read {shorten(str(file), MAX_SAID)}: {getattr(error, 'strerror', None) or error}"
-        ) from error
+        why = getattr(error, "strerror", None) or error
+        hint = "; give the folder that `run --out` wrote" if isinstance(error, FileNotFoundError) else ""
+        raise ReportError(f"cannot read {shorten(str(file), MAX_SAID)}: {why}{hint}") from error
     return _read(file, text)
 
 

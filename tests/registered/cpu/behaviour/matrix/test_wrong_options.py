@@ -66,7 +66,7 @@ WRONG = {
     "run --cells none --shard 1/2": "shard count must be at most 1 for these cells, got 2",
     "plan --shards 4 --tier gpu1 --stage nightly --max-gpu-minutes 2": "--max-gpu-minutes is 2; choose a smaller",
     "compare '' out": f"an argument {EMPTY}",
-    "compare /no/base /no/head": "cannot read /no/base: No such file or directory",
+    "compare /no/base /no/head": "cannot read /no/base: No such file or directory; give the folder that `run --out`",
     "history add": "Missing argument 'OUT'; see `specmatrix history add --help`",
     "history add a --max-age 1 --max-age 2": "No such option: --max-age; see ",
     "history show --last 0": f"--last: Input should be {LEAST}1, got '0'",
