@@ -21,10 +21,11 @@ from specmatrix.reports.render.console import print_markdown
 from specmatrix.reports.render.progress import waiting
 
 GROUPS: Final = ("decoding", "overhead", "simulation", "harness")
-# Groups measured only if named: against vLLM, which has its own installation, and rounds on a GPU.
+# Groups measured only if named: against vLLM, which has its own installation, rounds on a GPU, and a search of tiles.
 VLLM: Final = "vllm"
 GPU: Final = "gpu"
-NAMED: Final = (*GROUPS, VLLM)
+TUNE: Final = "tune"
+NAMED: Final = (*GROUPS, VLLM, TUNE)
 FILES: Final = ("bench.json", "bench.md")
 SIGNS: Final = {"higher": ">=", "lower": "<="}
 
@@ -68,7 +69,7 @@ def _measure(group: str) -> Callable[[], Iterator[Metric]]:
     """The measure function of a group; imports torch and sets one compute thread."""
     import torch
 
-    from specmatrix.benchmarks import decoding, gpu, harness, overhead, simulation
+    from specmatrix.benchmarks import decoding, gpu, harness, overhead, simulation, tune
 
     torch.set_num_threads(1)
     return {
@@ -78,6 +79,7 @@ def _measure(group: str) -> Callable[[], Iterator[Metric]]:
         "harness": harness.measure,
         VLLM: decoding.beside_vllm,
         GPU: gpu.measure,
+        TUNE: tune.measure,
     }[group]
 
 

@@ -2,15 +2,12 @@
 
 The last program of a tile to finish adds up its ranges in ascending order and runs the epilogue.
 With PDL (`kernels.pdl`) a kernel's programs fill the SMs that its predecessor leaves free; several programs on one SM
-while others idle cost more than the early start gains. So projections after attention and before the gates, where
-memory is briefly idle, use enough pipeline stages that one SM holds one program. A kernel signals late, after its
-product, where its successor would otherwise crowd onto few SMs.
+while others idle cost more than the early start gains. `tiles` holds which sizes, stages and signals are fastest.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Final, NamedTuple
 
 import torch
 import triton
@@ -19,59 +16,10 @@ from torch import Tensor
 
 from specmatrix.kernels import preconditions
 from specmatrix.kernels.dot import dot, wide
+from specmatrix.kernels.fused_linear import tiles
 from specmatrix.kernels.fused_linear.eager import PART, Fusion
+from specmatrix.kernels.fused_linear.tiles import MAX_TILES, LinearTile
 from specmatrix.kernels.pdl import launch, signal, supports_pdl, wait
-
-# Smallest number of programs per projection, and smallest range of K per program.
-PROGRAMS, MIN_RANGE = 96, 512
-# Smallest number of rows of a tensor-core tile.
-MIN_ROWS = 16
-# SMs of an H100: up to this many programs run one per SM.
-SMS = 132
-# Tiles of the widest projection that may be split along K.
-TILES = PROGRAMS
-# Numbers of stages of depth 128 with which one SM holds one program, for 32 columns and for 2 x 64.
-SINGLE_STAGES, SINGLE_STAGES_GATED = 11, 5
-# Hidden size from which gates started by PDL crowd onto few SMs.
-CROWDED = 4096
-# Shared memory per program of a taller tile on devices without PDL, in bytes.
-SHARED_MEMORY_WITHOUT_PDL = 96 * 1024
-
-
-class LinearTile(NamedTuple):
-    """Rows, columns and depth of a program's tile, and the number of ranges of K.
-
-    late: signal the next kernel after the product instead of before it.
-    """
-
-    rows: int
-    columns: int
-    depth: int
-    ranges: int
-    warps: int
-    stages: int
-    late: bool = False
-
-
-class ByHidden(NamedTuple):
-    """Tiles with more rows: for hidden sizes of at least CROWDED, and for smaller ones."""
-
-    wide: LinearTile
-    narrow: LinearTile
-
-
-# By rows and projection: the fastest tiles of a search at 32 and 48 rows of Llama-3.1-8B and Llama-3.2-1B on an H100.
-# `_taller` sets the number of ranges of K.
-TALL: Final = {
-    (32, "heads"): ByHidden(LinearTile(32, 64, 128, 1, 4, 6, late=True), LinearTile(32, 32, 128, 1, 4, 10, late=True)),
-    (64, "heads"): ByHidden(LinearTile(64, 64, 64, 1, 4, 10, late=True), LinearTile(64, 32, 64, 1, 4, 10, late=True)),
-    (32, "attended"): ByHidden(*[LinearTile(32, 32, 128, 1, 4, 10, late=True)] * 2),
-    (64, "attended"): ByHidden(*[LinearTile(64, 32, 64, 1, 4, 10)] * 2),
-    (32, "gate_up"): ByHidden(*[LinearTile(32, 64, 128, 1, 8, 4, late=True)] * 2),
-    (64, "gate_up"): ByHidden(*[LinearTile(64, 64, 128, 1, 8, 3, late=True)] * 2),
-    (32, "down"): ByHidden(*[LinearTile(32, 64, 128, 1, 4, 4, late=True)] * 2),
-    (64, "down"): ByHidden(LinearTile(64, 64, 64, 1, 4, 6), LinearTile(64, 32, 128, 1, 4, 6, late=True)),
-}
 
 
 @triton.jit
@@ -203,56 +151,21 @@ def _project(
         )  # fmt: skip
 
 
-def tile(rows: int, columns: int, depth: int, size: int, gated: bool, add: bool, early: bool) -> LinearTile:
-    """A fast tile for elements of `size` bytes. early: the kernel is launched with PDL."""
-    tall = max(MIN_ROWS, triton.next_power_of_2(rows))
+@lru_cache(maxsize=256)
+def chosen(rows: int, depth: int, columns: int, gated: bool, add: bool, size: int, device: torch.device) -> LinearTile:
+    """The tile for elements of `size` bytes on a device."""
+    one = tiles.projection(rows, depth, columns, gated, add)
     if size == 4:
-        return LinearTile(tall, PART, 32, 1, warps=4, stages=3)
-    # With `add`, x is the output of attention or, if K > N, of the gates.
-    behind = add and depth <= columns
-    if tall > MIN_ROWS:
-        what = "gate_up" if gated else "heads" if not add else "attended" if behind else "down"
-        return _taller(tall, what, columns, depth, early)
-    if gated:
-        if columns > 64 * SMS:
-            return LinearTile(tall, 64, 64, 1, warps=8, stages=3, late=True)
-        # More stages where each program has an SM to itself.
-        found = LinearTile(tall, 64, 128, 1, warps=8, stages=3, late=True)
-        return found._replace(stages=SINGLE_STAGES_GATED) if early else found
-    if columns >= 6144:
-        return LinearTile(tall, 64, 128, 1, warps=4, stages=4)
-    ranges = _ranges(columns, PART, depth)
-    found = LinearTile(tall, PART, 128, ranges, warps=4, stages=6)
-    if behind and early and triton.cdiv(columns, PART) * ranges <= SMS:
-        return found._replace(stages=SINGLE_STAGES, late=columns >= CROWDED)
-    return found
-
-
-def _taller(tall: int, what: str, columns: int, depth: int, early: bool) -> LinearTile:
-    """The tile from TALL, split along K until its programs fill a GPU; gate products are not split."""
-    tiles = TALL[tall, what]
-    found = tiles.wide if min(columns, depth) >= CROWDED else tiles.narrow
-    if what != "gate_up":
-        found = found._replace(ranges=_ranges(columns, found.columns, depth))
-    if early:
-        return found
-    stage = 2 * found.depth * (tall + found.columns * (2 if what == "gate_up" else 1))
-    return found._replace(stages=min(found.stages, SHARED_MEMORY_WITHOUT_PDL // stage))
-
-
-def _ranges(columns: int, width: int, depth: int) -> int:
-    """The number of ranges of K for tiles of `width` columns."""
-    ranges, tiles = 1, triton.cdiv(columns, width)
-    while tiles * ranges < PROGRAMS and depth >= 2 * ranges * MIN_RANGE:
-        ranges *= 2
-    return ranges
+        return LinearTile(one.rows, PART, 32, 1, warps=4, stages=3)
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return tiles.tile(one, card, supports_pdl(device))
 
 
 @lru_cache(maxsize=16)
 def _counters(device: torch.device) -> Tensor:
     """The number of finished ranges per tile; every launch resets it to zero."""
     with torch.inference_mode(False):
-        return torch.zeros(TILES, dtype=torch.int32, device=device)
+        return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
 
 
 def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion) -> Tensor:
@@ -271,15 +184,15 @@ def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion) -> Tens
     (rows, depth), columns = x.shape, out.shape[1]
     if not out.numel():
         return out
-    shape = tile(rows, columns, depth, x.element_size(), gated, add, supports_pdl(x.device))
+    shape = chosen(rows, depth, columns, gated, add, x.element_size(), x.device)
     span = triton.cdiv(triton.cdiv(depth, shape.ranges), shape.depth) * shape.depth
-    tiles, split = triton.cdiv(columns, shape.columns), shape.ranges > 1
-    parts = torch.empty(tiles * shape.ranges * shape.rows * shape.columns if split else 0, device=x.device)
+    count, split = triton.cdiv(columns, shape.columns), shape.ranges > 1
+    parts = torch.empty(count * shape.ranges * shape.rows * shape.columns if split else 0, device=x.device)
     lengths, pairs = 0 if sums is None else sums.shape[1], 1 if rotation is None else rotation.shape[1]
     # Pointers that must be passed but are never read.
     turns = parts if rotation is None else torch.view_as_real(rotation)
     given = (parts if one is None else one for one in (scale, scaled, partial_sumsq))
-    _project[tiles, shape.ranges](
+    _project[count, shape.ranges](
         x, weight, out, parts if sums is None else sums, turns, *given, parts, _counters(x.device) if split else parts,
         rows, columns, depth, span, lengths, x.stride(0), weight.stride(0), out.stride(0), eps, pairs,
         2 * heads * pairs,

@@ -122,7 +122,8 @@ def test_a_lost_cell_and_those_that_did_not_run_are_run_again(monkeypatch, tmp_p
         (["--cells", "none.length"], "--rerun-failed selects the cells; it takes neither --cells nor --limit"),
         (["--limit", "1"], "--rerun-failed selects the cells; it takes neither --cells nor --limit"),
         (["--out", "{out}"], "--out {out} holds the report whose failed cells rerun; name another folder"),
-        (["--rerun-failed", "{out}/none"], "cannot read {out}/none: No such file or directory; give the folder that `run --out` wrote"),
+        (["--rerun-failed", "{out}/none"], "cannot read {out}/none: No such file or directory; give the "
+         "folder that `run --out` wrote"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_rerun_is_refused_in_a_sentence(words, sentence, tmp_path, capsys):

@@ -89,6 +89,7 @@ WRONG = {
     "bench everything": "benchmark 'everything' is unknown; it must be one of ",
     "bench overhead --gpu": "'overhead' cannot be combined with --gpu",
     "bench --gpu": "benchmark 'gpu' needs a GPU but this machine has none",
+    "bench tune": "benchmark 'tune' needs a GPU but this machine has none",
     "zoo lst": "No such command 'lst'; perhaps 'list'; see `specmatrix zoo --help`",
     "zoo train llama": "zoo model 'llama' is unknown; it must be one of llama-mini, ",
     "zoo train --minutes 0": "--minutes: ",

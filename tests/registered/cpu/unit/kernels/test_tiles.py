@@ -1,4 +1,4 @@
-"""Tiles of `fused_linear`: their shared memory, their ranges, and each tile of several rows on a case."""
+"""Tiles of `fused_linear`: their table, the rule for sizes that it lacks, and each tile on a case."""
 
 from __future__ import annotations
 
@@ -6,66 +6,54 @@ import pytest
 
 from specmatrix.kernels import check
 from specmatrix.kernels.backend import check_interpreter, interpreted
-from specmatrix.kernels.fused_linear import cases
+from specmatrix.kernels.fused_linear import tiles
 from specmatrix.kernels.fused_linear import triton as fused_linear_triton
-from specmatrix.kernels.fused_linear.triton import tile
-from specmatrix.kernels.pdl import SHARED_MEMORY
+from specmatrix.kernels.fused_linear.eager import PART
 from specmatrix.kernels.registry import KERNELS
 
 check_interpreter()
 
-
-@pytest.mark.parametrize("sizes", [(2048, 2048, False), (4096, 4096, False), (8192, 2048, True)])
-def test_tiles_that_wait_alone_fit_into_shared_memory_once(sizes):
-    columns, depth, gated = sizes
-    found = tile(16, columns, depth, 2, gated, add=not gated, early=True)
-    bytes_ = 2 * (found.stages - 1) * found.depth * (found.rows + found.columns * (2 if gated else 1))
-    assert bytes_ <= SHARED_MEMORY and 2 * bytes_ > 227 * 1024
+SIZES = (
+    *((2048, 2048), (4096, 4096), (2048, 8192), (4096, 14336), (4096, 6144), (2048, 3072), (8192, 2048)),
+    *((14336, 4096), (64, 64), (5120, 27648)),
+)
+CARDS = (*tiles.TILES, "a card that nobody tuned")
 
 
-SIZES = ((2048, 2048), (4096, 4096), (8192, 2048), (14336, 4096), (6144, 4096), (3072, 2048), (2048, 8192))
-
-
+@pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("rows", [1, 16, 17, 33, 64])
 @pytest.mark.parametrize(("gated", "add"), [(False, False), (False, True), (True, False)])
-def test_the_order_of_sums_is_the_same_where_launches_begin_early(rows, gated, add):
-    for columns, depth in SIZES:
-        one, two = (tile(rows, columns, depth, 2, gated, add, early) for early in (False, True))
-        assert one[:4] == two[:4]
-        assert one.rows == {1: 16, 16: 16, 17: 32, 33: 64, 64: 64}[rows]
+def test_tiles_fit_into_shared_memory_and_the_order_of_sums_is_the_same_where_launches_begin_early(
+    card, rows, gated, add
+):
+    for depth, columns in SIZES:
+        one = tiles.projection(rows, depth, columns, gated, add)
+        sides = {early: tiles.tile(one, card, early) for early in (True, False)}
+        assert sides[True][:4] == sides[False][:4]
+        for early, found in sides.items():
+            assert found.memory(gated) <= tiles.MEMORY[early] and found.stages >= 2
+            assert found.rows == {1: 16, 16: 16, 17: 32, 33: 64, 64: 64}[rows] and found.columns % PART == 0
+            count = -(-columns // found.columns)
+            assert found.ranges == 1 or (count <= tiles.MAX_TILES and not gated)
 
 
-@pytest.mark.parametrize("rows", [17, 33, 64])
-@pytest.mark.parametrize(("gated", "add"), [(False, False), (False, True), (True, False)])
-def test_tiles_of_more_rows_fit_into_shared_memory_and_fill_a_gpu(rows, gated, add):
-    for columns, depth in (*SIZES, (4096, 14336), (64, 64)):
-        for early, limit in ((True, SHARED_MEMORY), (False, fused_linear_triton.SHARED_MEMORY_WITHOUT_PDL)):
-            found = tile(rows, columns, depth, 2, gated, add, early)
-            assert 2 * found.stages * found.depth * (found.rows + found.columns * (2 if gated else 1)) <= limit
-            assert found.stages >= 2
-            tiles, ranges = -(-columns // found.columns), found.ranges
-            fills = tiles * ranges >= fused_linear_triton.PROGRAMS
-            assert (ranges == 1) if gated else (fills or depth < 2 * ranges * fused_linear_triton.MIN_RANGE)
-            assert ranges == 1 or tiles <= fused_linear_triton.TILES
+def test_a_size_of_the_table_has_its_tile_and_another_the_nearest_ones_in_as_many_ranges_as_fill_a_gpu():
+    known = tiles.TILES[tiles.USUAL]
+    for one, found in known.items():
+        assert tiles.tile(one, tiles.USUAL, early=True) == tiles.tile(one, "unknown", early=True) == found
+    near = tiles.projection(9, 13824, 5120, gated=False, add=True)
+    usual = known[tiles.projection(9, 14336, 4096, gated=False, add=True)]
+    assert near.what == "down" and tiles.tile(near, tiles.USUAL, early=True)[:3] == usual[:3]
+    narrow = tiles.projection(9, 14336, 512, gated=False, add=True)
+    found = tiles.tile(narrow, tiles.USUAL, early=True)
+    assert 512 // found.columns * found.ranges >= tiles.PROGRAMS
 
 
-def test_tiles_of_published_shapes_are_those_that_were_found():
-    tall = fused_linear_triton.TALL
-    assert tile(32, 6144, 4096, 2, False, False, early=True) == tall[32, "heads"].wide
-    assert tile(48, 8192, 2048, 2, True, False, early=True) == tall[64, "gate_up"].narrow
-    assert tile(48, 2048, 8192, 2, False, True, early=True) == tall[64, "down"].narrow._replace(ranges=2)
-    assert tile(48, 4096, 14336, 2, False, True, early=True) == tall[64, "down"].wide._replace(ranges=2)
-    assert tile(32, 14336, 4096, 2, True, False, early=False) == tall[32, "gate_up"].wide._replace(stages=2)
-
-
-@pytest.mark.nightly
-def test_every_tile_of_more_rows_has_a_case():
-    reached = set()
-    for case in (*cases.CASES, *cases.NEXT_NORM_CASES):
-        x, _, out, _, _, _, _, add, gated, *_ = case.arguments()
-        if out.numel():
-            reached.add(tile(*out.shape, x.shape[1], x.element_size(), gated, add, early=True)._replace(ranges=1))
-    assert {one for tiles in fused_linear_triton.TALL.values() for one in tiles} <= reached
+def test_the_table_is_read_as_it_is_written(tmp_path, monkeypatch):
+    whole = tiles.FILE.read_text(encoding="utf-8")
+    monkeypatch.setattr(tiles, "FILE", tmp_path / "tiles.json")
+    tiles.write(tiles.TILES)
+    assert tiles.read() == tiles.TILES and tiles.FILE.read_text(encoding="utf-8") == whole
 
 
 # What is projected, the operation, and its case: with all that stands around such a projection in a layer.
@@ -75,21 +63,21 @@ PLACES = {
     "gate_up": ("fused_linear", "18 x 130 x 70 float16 normed gated"),
     "down": ("fused_linear", "23 x 1030 x 70 bfloat16 add"),
 }
-# Sums of gates are not cut into ranges of K.
-TILES = [
-    pytest.param(what, one._replace(ranges=ranges), id=f"{what} {one.rows}x{one.columns}x{one.depth} in {ranges}")
-    for (_, what), tiles in fused_linear_triton.TALL.items()
-    for one in dict.fromkeys(each._replace(late=False) for each in tiles)
-    for ranges in ((1,) if what == "gate_up" else (1, 2))
-]
+EVERY = dict.fromkeys(
+    (one.what, found._replace(warps=4, stages=3, late=False, ranges=ranges))
+    for rows in tiles.TILES.values()
+    for one, found in rows.items()
+    for ranges in {1, found.ranges}
+    if one.rows > 16
+)
 
 
-@pytest.mark.parametrize(("what", "found"), TILES)
+@pytest.mark.parametrize(("what", "found"), [pytest.param(*one, id=f"{one[0]} {one[1][:4]}") for one in EVERY])
 def test_a_tile_of_more_rows_gives_the_definition(monkeypatch, what, found):
-    """In Triton's interpreter, on small cases; alone they are too narrow for most."""
+    """In Triton's interpreter, which has no warps and stages, on small cases."""
     name, of = PLACES[what]
     kernel = next(kernel for kernel in KERNELS if kernel.name == name)
     case = next(case for case in kernel.cases if case.name == of)
-    monkeypatch.setattr(fused_linear_triton, "tile", lambda *_: found)
+    monkeypatch.setattr(fused_linear_triton, "chosen", lambda *_: found)
     with interpreted():
         check.at_once(kernel, case)
