@@ -259,23 +259,6 @@ class Factor:
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
-    """A small change in one direction over many cells, either those with one axis value or (axis "") all of them.
-
-    down, up: number of prompts on which they moved down or up, and median: how far; for one axis value, relative to the
-    other cells on the same prompts, unless it decides what is drafted. Drifts do not affect the verdict.
-    """
-
-    gate: str
-    axis: str
-    value: str
-    down: int
-    up: int
-    median: float
-    p: float
-
-
-@dataclass(frozen=True, slots=True)
 class RuleChange:
     """A threshold or waiver that differs; "" where it does not exist."""
 
@@ -312,7 +295,6 @@ class Comparison:
     choices: tuple[ChoiceChange, ...]
     left: tuple[LeftDefault, ...]
     factors: tuple[Factor, ...]
-    drifts: tuple[Drift, ...]
     thresholds: tuple[RuleChange, ...]
     waivers: tuple[RuleChange, ...]
 

@@ -25,8 +25,7 @@ from specmatrix.reports.compare.cells import Context, compare_cell, lost_cell, n
 from specmatrix.reports.compare.common_factors import common_factors
 from specmatrix.reports.compare.comparability import incomparable_gates, mismatches, threshold_changes, waiver_changes
 from specmatrix.reports.compare.coverage import coverage_change
-from specmatrix.reports.compare.drift import Moves, drifts
-from specmatrix.reports.compare.evidence import effects, mark_significant, prompt_moves
+from specmatrix.reports.compare.evidence import effects, mark_significant
 from specmatrix.reports.compare.left_defaults import left_defaults
 from specmatrix.reports.compare.rewrites import choice_changes, rewrite_changes
 from specmatrix.reports.counters import compare_counters, worse_counters
@@ -106,7 +105,6 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         choices=(choices := choice_changes(touched.values())),
         left=left_defaults(base, head, choices),
         factors=_factors(changes, head),
-        drifts=drifts(_moves(head, pairs, measured)),
         thresholds=threshold_changes(base.header, head.header),
         waivers=waiver_changes(base.header, head.header),
         unused=acknowledged.unused(),
@@ -217,13 +215,3 @@ def _factors(changes: Iterable[CellChange], head: Report) -> tuple[Factor, ...]:
     failed = set(failing)
     greens = [values for cell in head.lines if cell not in failed and (values := head.effective(cell)) is not None]
     return common_factors(reds, greens)
-
-
-def _moves(
-    head: Report, pairs: Mapping[str, tuple[CellResult, CellResult]], measured: Mapping[str, tuple[Effect, ...]]
-) -> Iterable[Moves]:
-    """Yield the per-prompt changes of numbers that are not significant on their own."""
-    for cell, row in measured.items():
-        for effect in row:
-            if not effect.significant and (by_prompt := prompt_moves(effect.gate, *pairs[cell])):
-                yield Moves(effect.gate, head.values(cell), by_prompt)

@@ -125,33 +125,6 @@ def is_bounded(effect: Effect) -> bool:
     return allowed_loss(effect) <= TOLERANCE[effect.gate]
 
 
-def prompt_moves(gate: str, base: CellResult, head: CellResult) -> dict[int, float]:
-    """Relative change of a gate's number by question, as a fraction; empty if a report does not name the questions."""
-    old, new = base.gate(gate), head.gate(gate)
-    if old is None or new is None:
-        return {}
-    if gate == "accuracy":
-        answers = zip(_outcomes(old), _outcomes(new), strict=False)
-        return {question: int(after) - int(before) for question, (before, after) in enumerate(answers)}
-    before, after = _lengths(old), _lengths(new)
-    return {question: after[question] / length - 1 for question, length in before.items() if question in after}
-
-
-def _lengths(gate: GateResult) -> dict[int, float]:
-    """Tokens per round by question; a question that was asked twice counts once, with both answers."""
-    found = _prompts(gate)
-    questions = gate.numbers.get("questions")
-    if found is None or not isinstance(questions, list) or len(questions) != len(found[0]):
-        return {}
-    if not all(isinstance(question, int) for question in questions):
-        return {}
-    sums: dict[int, list[float]] = {}
-    for question, emitted, rounds in zip(questions, *found, strict=True):
-        tokens, made = sums.get(question, (0.0, 0.0))
-        sums[question] = [tokens + emitted, made + rounds]
-    return {question: tokens / made for question, (tokens, made) in sums.items()}
-
-
 def _acceptance(old: GateResult, new: GateResult) -> Effect | None:
     base, head = positive(old.numbers.get("length")), positive(new.numbers.get("length"))
     old_prompts, new_prompts = _prompts(old), _prompts(new)

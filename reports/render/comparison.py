@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from specmatrix.reports.atomic import check_place, held, write_text
-from specmatrix.reports.compare.cell_state import CellChange, ChangeState, Comparison, Drift
+from specmatrix.reports.compare.cell_state import CellChange, ChangeState, Comparison
 from specmatrix.reports.compare.cells import effect_text
 from specmatrix.reports.compare.compare import comparison_record
 from specmatrix.reports.render.markup import html, markdown
@@ -46,7 +46,7 @@ def write_comparison(comparison: Comparison, directory: Path, sides: tuple[str, 
 
 def comparison_markdown(comparison: Comparison) -> str:
     """The comparison as Markdown within the size of a pull-request comment; verdict and reasons first."""
-    return markdown("comparison.md.j2", c=comparison, states=ChangeState, notes=_notes, drift_text=_drift_text)
+    return markdown("comparison.md.j2", c=comparison, states=ChangeState, notes=_notes)
 
 
 def comparison_page(comparison: Comparison, sides: tuple[str, str] | None = None) -> str:
@@ -57,7 +57,6 @@ def comparison_page(comparison: Comparison, sides: tuple[str, str] | None = None
         sides=sides,
         states=ChangeState,
         notes=_notes,
-        drift_text=_drift_text,
         most_cells=MAX_CELLS,
         filters=[state for state in ChangeState if any(change.state is state for change in comparison.changes)],
         groups=_groups(comparison.changes[:MAX_CELLS]),
@@ -77,13 +76,6 @@ def _notes(change: CellChange) -> list[str]:
     """A row's notes beside its reason: other effects, bound, acknowledgement."""
     effects = [text for effect in change.effects if (text := effect_text(effect)) not in change.why]
     return effects + [text for text in (change.bound, change.accepted) if text]
-
-
-def _drift_text(drift: Drift) -> str:
-    """`acceptance moved by -0.8 % (median) at page_size=64: down on 19 of 20 prompts (p 4e-05)`."""
-    place = f"at {drift.axis}={drift.value}" if drift.axis else "over all cells"
-    moved = f"down on {drift.down} of {drift.down + drift.up} prompts"
-    return f"{drift.gate} moved by {100 * drift.median:+.1f} % (median) {place}: {moved} (p {drift.p:.1g})"
 
 
 def _plot(changes: Sequence[CellChange], gate: str, title: str) -> tuple[str, str, str] | None:

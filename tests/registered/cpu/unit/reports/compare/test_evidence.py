@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from specmatrix.reports.compare import ChangeState
 from specmatrix.reports.compare.cell_state import Effect
 from specmatrix.reports.compare.cells import effect_text
-from specmatrix.reports.compare.evidence import effects, is_bounded, mark_significant, prompt_moves
+from specmatrix.reports.compare.evidence import effects, is_bounded, mark_significant
 from specmatrix.reports.schema import GateResult
 
 
@@ -70,16 +70,6 @@ def test_other_questions_do_not_pair(effect_of):
     same, other = (base | {"length": 2.9, "rounds": [40.0, 31.0], "questions": each} for each in ([3, 5], [3, 8]))
     assert effect_of("acceptance", base, same, (2.9, 3.1), (2.8, 3.0)).pairing == "prompts"
     assert effect_of("acceptance", base, other, (2.9, 3.1), (2.8, 3.0)).pairing == "intervals"
-
-
-def test_moves_are_by_question(gated):
-    base = gated("acceptance", "PASS", {"emitted": [60, 40, 90], "rounds": [20, 20, 30], "questions": [3, 3, 5]})
-    head = gated("acceptance", "PASS", {"emitted": [90, 60], "rounds": [30, 30], "questions": [5, 3]})
-    assert prompt_moves("acceptance", base, head) == pytest.approx({3: 2.0 / 2.5 - 1, 5: 0.0})
-    assert prompt_moves("acceptance", base, gated("acceptance", "PASS", {"emitted": [9], "rounds": [3]})) == {}
-    right, wrong = (gated("accuracy", "PASS", numbers(text)) for text in ("1101", "1001"))
-    assert prompt_moves("accuracy", right, wrong) == {0: 0, 1: -1, 2: 0, 3: 0}
-    assert prompt_moves("accuracy", right, base) == {}
 
 
 def numbers(outcomes):
