@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 
-from specmatrix.matrix.zoo.gsm_mini import problem, prompt_of
+from specmatrix.matrix.zoo.gsm_mini import in_form, problem, prompt_of
 from specmatrix.matrix.zoo.recipes import Data
 from specmatrix.matrix.zoo.tokenizer import EOS_ID
 
@@ -53,19 +53,20 @@ class Sequences:
         return [self.flat[end - length : end].tolist() for end, length in zip(ends, self.lengths, strict=True)]
 
 
-def _chunk(tokenizer_json: str, data: Data, last: int, start: int) -> Sequences:
+def _chunk(tokenizer_json: str, data: Data, last: int, form: str, start: int) -> Sequences:
     tokenizer = Tokenizer.from_str(tokenizer_json)
     made = [problem(data.seed, "train", index, data.mix) for index in range(start, min(start + CHUNK, last))]
     prompts = tokenizer.encode_batch([prompt_of(each.question) for each in made])
-    answers = tokenizer.encode_batch([" " + each.answer for each in made], add_special_tokens=False)
+    answers = tokenizer.encode_batch([f" {in_form(each.answer, form)}" for each in made], add_special_tokens=False)
     rows = [[*prompt.ids, *answer.ids, EOS_ID] for prompt, answer in zip(prompts, answers, strict=True)]
     return Sequences.of(rows, [len(prompt.ids) for prompt in prompts])
 
 
-def training_sequences(tokenizer_json: str, data: Data, first: int, count: int) -> Sequences:
-    """`count` training problems from number `first`, tokenised on all cores; independent of the number of cores."""
+def training_sequences(tokenizer_json: str, data: Data, first: int, count: int, form: str = "worked") -> Sequences:
+    """`count` training problems from number `first`, their answers in a recipe's form, tokenised on all cores;
+    independent of the number of cores."""
     starts = range(first, first + count, CHUNK)
-    work = partial(_chunk, tokenizer_json, data, first + count)
+    work = partial(_chunk, tokenizer_json, data, first + count, form)
     if len(starts) == 1:
         return work(starts[0])
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

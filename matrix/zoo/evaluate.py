@@ -21,7 +21,7 @@ from specmatrix.matrix.zoo.card import Score
 from specmatrix.matrix.zoo.corpus import Sequences
 from specmatrix.matrix.zoo.decode import greedy
 from specmatrix.matrix.zoo.dflash_net import DflashNet
-from specmatrix.matrix.zoo.gsm_mini import Problem, problems, prompt_of, write_corpus, write_jsonl
+from specmatrix.matrix.zoo.gsm_mini import Problem, final_of, problems, prompt_of, write_corpus, write_jsonl
 from specmatrix.matrix.zoo.losses import BundledNet
 from specmatrix.matrix.zoo.net import FINAL, CausalNet
 from specmatrix.matrix.zoo.ranges import LEVELS
@@ -59,29 +59,29 @@ def data_hash(data: Data) -> str:
     return digest.hexdigest()[:12]
 
 
-def _final(text: str) -> str:
-    return text.rsplit("####", 1)[-1].strip()
-
-
-def score(net: CausalNet, tokenizer: Tokenizer, rows: Sequence[Problem], limit: int) -> tuple[Score, Sequences]:
-    """Greedy accuracy on the final `#### n`, and prompts with their generated answers."""
+def score(
+    net: CausalNet, tokenizer: Tokenizer, rows: Sequence[Problem], limit: int, form: str = "worked"
+) -> tuple[Score, Sequences]:
+    """Greedy accuracy on the final number of answers in a recipe's form, and prompts with their generated answers."""
     prompts: list[list[int]] = [tokenizer.encode(prompt_of(row.question)).ids for row in rows]
     answers = greedy(net, prompts, limit)
     right = sum(
-        _final(tokenizer.decode(answer)) == _final(row.answer) for row, answer in zip(rows, answers, strict=True)
+        final_of(tokenizer.decode(answer), form) == final_of(row.answer, "worked")
+        for row, answer in zip(rows, answers, strict=True)
     )
     whole = [index for index, answer in enumerate(answers) if len(answer) > 1]
     made = Sequences.of([prompts[i] + answers[i] for i in whole], [len(prompts[i]) for i in whole])
     return Score(right, len(rows)), made
 
 
-def target_accuracy(net: CausalNet, tokenizer: Tokenizer, data: Data) -> dict[str, Score]:
+def target_accuracy(net: CausalNet, tokenizer: Tokenizer, data: Data, form: str = "worked") -> dict[str, Score]:
     """Accuracy on the test split, the held-out split and each level."""
     found = {
-        split: score(net, tokenizer, split_rows(data, split), data.answer_limit)[0] for split in ("test", "heldout")
+        split: score(net, tokenizer, split_rows(data, split), data.answer_limit, form)[0]
+        for split in ("test", "heldout")
     }
     for level in range(LEVELS):
-        found[f"level {level}"] = score(net, tokenizer, level_rows(data, level), data.answer_limit)[0]
+        found[f"level {level}"] = score(net, tokenizer, level_rows(data, level), data.answer_limit, form)[0]
     return found
 
 
@@ -116,7 +116,7 @@ def figures(accepted: Acceptance) -> dict[str, object]:
 def recipe_of(recipe: Recipe, data: Data) -> dict[str, object]:
     """A recipe in the form of a card."""
     plain: dict[str, object] = json.loads(json.dumps({**asdict(recipe), "data": asdict(data)}))
-    return plain
+    return plain if recipe.form != "worked" else {name: value for name, value in plain.items() if name != "form"}
 
 
 def remeasure(root: Path, device: torch.device) -> None:
@@ -131,10 +131,10 @@ def remeasure(root: Path, device: torch.device) -> None:
         target = checkpoint.read_net(root / parent.name, parent, device)
         tokenizer = Tokenizer.from_file(str(root / parent.name / "tokenizer.json"))
         if recipe.target is None:
-            measured = target_accuracy(target, tokenizer, DATA)
+            measured = target_accuracy(target, tokenizer, DATA, recipe.form)
             accuracy = {split: value.as_dict() for split, value in measured.items()}
         if recipe.target or recipe.bundled_fit:
-            answers = score(target, tokenizer, split_rows(DATA, "test"), DATA.answer_limit)[1]
+            answers = score(target, tokenizer, split_rows(DATA, "test"), DATA.answer_limit, recipe.form)[1]
             accepted = figures(draft_acceptance(recipe, root, target, answers, device))
         now = card.Card(
             known.name,

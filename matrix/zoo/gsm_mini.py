@@ -142,6 +142,25 @@ def problems(seed: int, split: str, count: int, mix: Sequence[float]) -> Iterato
             yield made
 
 
+def in_form(answer: str, form: str) -> str:
+    """A worked answer in a recipe's form: as it is, or `{"steps": [...], "answer": N}` without calculator marks."""
+    if form == "worked":
+        return answer
+    *steps, _ = answer.split("\n")
+    lines = [re.sub("<<[^>]*>>", "", step) for step in steps]
+    return json.dumps({"steps": lines, "answer": int(final_of(answer, "worked"))}, ensure_ascii=False)
+
+
+def final_of(text: str, form: str) -> str:
+    """The number that an answer in this form ends with; "" if it has none."""
+    if form == "worked":
+        return text.rsplit("####", 1)[-1].strip()
+    try:
+        return str(json.loads(text)["answer"])
+    except (ValueError, LookupError, TypeError):
+        return ""
+
+
 def write_jsonl(path: Path, rows: Sequence[Problem]) -> None:
     """Write GSM8K's file format: one object with `question` and `answer` per line."""
     lines = [json.dumps({"question": row.question, "answer": row.answer}, ensure_ascii=False) for row in rows]

@@ -129,7 +129,8 @@ class Recipe:
     "mistral", "qwen3_next", "qwen3_5").
     aux_layers: target layers whose outputs a draft reads. draft_vocab: 0 for the target's own head and embedding.
     unroll: draft steps of the training-time test. block, mask_id: DFLASH. bundled_fit: second optimisation of a target
-    with MTP layers, which trains these on the target's own answers with the target frozen.
+    with MTP layers, which trains these on the target's own answers with the target frozen. form: of the
+    answers, GSM8K's "worked" lines or "json" (`gsm_mini.in_form`); a draft has its target's.
     """
 
     name: str
@@ -145,6 +146,7 @@ class Recipe:
     block: int = 0
     mask_id: int = 0
     bundled_fit: Fit | None = None
+    form: str = "worked"
 
 
 DATA: Final = Data()
@@ -249,6 +251,17 @@ PLANNED: dict[str, Recipe] = {
             ModelShape(hidden=80, layers=1, heads=3, kv_heads=1, intermediate=256, eps=1e-6),
             Fit(steps=1000, share=0.2, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
             seed=13, target="qwen35-mini", aux_layers=(0, 2, 4), draft_vocab=320, unroll=7,
+        ),
+        # Answers in JSON, so that accuracy and acceptance under a grammar mean something.
+        Recipe(
+            "llama-mini-json", "target", ModelShape(hidden=128, layers=4, heads=4, kv_heads=2, intermediate=384),
+            Fit(steps=6000, share=0.6, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=14, form="json",
+        ),
+        Recipe(
+            "llama-mini-json-eagle3", "eagle3",
+            ModelShape(hidden=96, layers=1, heads=3, kv_heads=1, intermediate=256),
+            Fit(steps=1150, share=0.4, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
+            seed=15, target="llama-mini-json", aux_layers=(0, 1, 2), draft_vocab=320, unroll=7, form="json",
         ),
     )
 }  # fmt: skip

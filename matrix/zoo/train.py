@@ -117,7 +117,7 @@ def train_target(plan: TrainingPlan, recipe: Recipe, sequences: Sequences, own: 
         assert isinstance(stored, losses.BundledNet)
         train_bundled(plan, recipe, stored, own)
         parts = _accepted(plan, recipe, stored)
-    accuracy = target_accuracy(stored, Tokenizer.from_str(plan.tokenizer_json()), plan.data)
+    accuracy = target_accuracy(stored, Tokenizer.from_str(plan.tokenizer_json()), plan.data, recipe.form)
     _finish(
         plan, recipe, net, done, {"accuracy": {split: value.as_dict() for split, value in accuracy.items()}, **parts}
     )
@@ -150,7 +150,11 @@ def own_answers(plan: TrainingPlan, target: CausalNet, made: Sequences) -> Seque
 
 def _accepted(plan: TrainingPlan, recipe: Recipe, target: CausalNet) -> dict[str, dict[str, Any]]:
     answers = score(
-        target, Tokenizer.from_str(plan.tokenizer_json()), split_rows(plan.data, "test"), plan.data.answer_limit
+        target,
+        Tokenizer.from_str(plan.tokenizer_json()),
+        split_rows(plan.data, "test"),
+        plan.data.answer_limit,
+        recipe.form,
     )[1]
     return {"acceptance": figures(draft_acceptance(recipe, plan.out, target, answers, plan.device))}
 
@@ -209,10 +213,12 @@ def train(plan: TrainingPlan, names: Sequence[str]) -> None:
     distilling = any(recipe.target or recipe.bundled_fit for recipe in wanted)
     last = data.train_problems + (data.distill_problems if distilling else 0)
     plan.say(f"generating {last - first:,} problems")
-    made = training_sequences(plan.tokenizer_json(), data, first, last - first)
-    plan.say(f"{made.flat.size / 1e6:.1f} M tokens")
+    forms = dict.fromkeys(recipe.form for recipe in wanted)
+    every = {form: training_sequences(plan.tokenizer_json(), data, first, last - first, form) for form in forms}
+    plan.say(f"{sum(made.flat.size for made in every.values()) / 1e6:.1f} M tokens")
     answers: dict[str, Sequences] = {}
     for recipe in wanted:
+        made = every[recipe.form]
         own = made.part(data.train_problems - first, last - first) if distilling else None
         if recipe.target is None:
             train_target(plan, recipe, made.part(0, data.train_problems), own if recipe.bundled_fit else None)

@@ -1,3 +1,4 @@
+import json
 import re
 from dataclasses import replace
 
@@ -5,7 +6,16 @@ import pytest
 
 from specmatrix.matrix.cells.start_settings import CORPUS
 from specmatrix.matrix.zoo.evaluate import corpus_rows, split_rows
-from specmatrix.matrix.zoo.gsm_mini import is_test, problem, problems, prompt_of, write_corpus, write_jsonl
+from specmatrix.matrix.zoo.gsm_mini import (
+    final_of,
+    in_form,
+    is_test,
+    problem,
+    problems,
+    prompt_of,
+    write_corpus,
+    write_jsonl,
+)
 from specmatrix.matrix.zoo.ranges import LEVELS
 from specmatrix.matrix.zoo.recipes import DATA
 from specmatrix.matrix.zoo.registry import CORPUS_FILE, resolve_path
@@ -69,3 +79,13 @@ def test_a_split_is_known_and_the_mix_moves_the_levels():
     easy = replace(DATA, test_mix=(1.0, 0, 0, 0, 0, 0), test_problems=20)
     assert {row.level for row in split_rows(easy, "test")} == {0}
     assert prompt_of("Why?") == "Question: Why?\nAnswer:"
+
+
+def test_an_answer_in_json_has_the_worked_answers_steps_and_number():
+    for made in problems(DATA.seed, "test", 40, DATA.test_mix):
+        found = json.loads(in_form(made.answer, "json"))
+        assert found["answer"] == int(final_of(made.answer, "worked")) and len(found["steps"]) == made.steps
+        assert [re.sub("<<.*?>>", "", line) for line in made.answer.split("\n")[:-1]] == found["steps"]
+        assert "<" not in in_form(made.answer, "json") and in_form(made.answer, "worked") == made.answer
+    assert final_of(' {"steps": [], "answer": 12}', "json") == "12"
+    assert [final_of(text, "json") for text in ("12", '{"steps": []}', '{"answer": 1', "[]")] == [""] * 4
