@@ -206,6 +206,8 @@ class AcceptanceGate:
             f"ratio {ratio:.3f}{whole}, which must lie within {low:g} to {high:g}"
         )
         first = next((pair for pair in greedy if pair.mismatch() is not None), greedy[0])
+        if (place := first.mismatch()) is not None:
+            text = f"{text}; first {first.request} in verify round {place + 1}"
         return Outcome(self.name, State.FAIL, numbers, interval, text, first.blame())
 
     def _by_naive_drafts(self, cell: Cell, run: Run, outcome: Outcome, alone: bool) -> Outcome:

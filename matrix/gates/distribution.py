@@ -14,8 +14,9 @@ from specmatrix.matrix.gates.pairing import AnswerPair, pairs, unpaired
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.joint_law import joint_law
 from specmatrix.matrix.subjects.protocol import AcceptanceRule, Capability, Profile, Run
-from specmatrix.matrix.workloads.build import DRAWN_TOKENS, draws_apply, tokenizer
+from specmatrix.matrix.workloads.build import DRAWN_TOKENS, draws_apply
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
+from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.stats import LEAST_EXPECTED, ks_uniform, law_fit, randomised_pit
 

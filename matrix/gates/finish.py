@@ -10,6 +10,7 @@ from typing import Any, Final, get_args
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
+from specmatrix.matrix.gates.phase import phase_of
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.finish import StopRule, banned_early, ending, readings
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
@@ -96,7 +97,8 @@ def _end(request: RequestSpec, answer: Answer, target: str, claims: frozenset[Ca
         others = (ending(request, ids, target, rule) for rule in get_args(StopRule))
         due = next((one for one in others if one.matched == answer.matched), due)
     if due.tokens < len(ids):
-        return f"has {len(ids)} tokens, but must finish by {_named(due.reason, due.matched)} after {due.tokens}"
+        where = phase_of(request, answer, due.tokens - 1)
+        return f"has {len(ids)} tokens, but must finish by {_named(due.reason, due.matched)} after {due.tokens}{where}"
     if answer.finish == "abort":
         sent = 0 if request.replaced else request.abort_after
         if sent is None or len(ids) < sent:

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Final, Literal, NamedTuple
 
 from specmatrix.matrix.subjects.protocol import Answer
-from specmatrix.matrix.workloads.build import tokenizer
+from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import eos_ids
 

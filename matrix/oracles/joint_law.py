@@ -7,7 +7,7 @@ from typing import Final
 
 from specmatrix.matrix.oracles.drawn_rounds import filtered
 from specmatrix.matrix.oracles.logit_rules import network
-from specmatrix.matrix.workloads.build import prompt_ids
+from specmatrix.matrix.workloads.questions import prompt_ids
 from specmatrix.matrix.workloads.request import RequestSpec
 
 # Outputs less likely than this are left out.

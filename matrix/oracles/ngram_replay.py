@@ -15,7 +15,7 @@ from typing import Any
 from specmatrix.matrix.cells.start_settings import CORPUS
 from specmatrix.matrix.oracles.ngram import Grams
 from specmatrix.matrix.subjects.protocol import Journal, Served
-from specmatrix.matrix.workloads.build import tokenizer
+from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.zoo.registry import CORPUS_FILE
 
 

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from specmatrix.matrix.workloads.build import ORACLE_PROMPTS, questions
+from specmatrix.matrix.workloads.questions import ORACLE_PROMPTS, questions
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 from specmatrix.matrix.zoo.registry import oracle_file

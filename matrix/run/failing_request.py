@@ -12,7 +12,7 @@ from specmatrix.matrix.gates.gate import Blame, Outcome, State
 from specmatrix.matrix.gates.pairing import first_difference
 from specmatrix.matrix.oracles.ledger import Audit, AuditError, audit
 from specmatrix.matrix.subjects.protocol import Answer, Journal, JournalEntry, Run, RunningEngine, Served
-from specmatrix.matrix.workloads.build import tokenizer
+from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.schema import CRASH, AskPages, FailingRequest, Token
 from specmatrix.reports.wording import count

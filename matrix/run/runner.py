@@ -22,6 +22,7 @@ from specmatrix.matrix.cells.timed import STARTS
 from specmatrix.matrix.gates.config import ConfigGate
 from specmatrix.matrix.gates.effective import nearest_first
 from specmatrix.matrix.gates.gate import Gate, Outcome, State
+from specmatrix.matrix.gates.occurrences import proven
 from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.gates.own import OwnGate
 from specmatrix.matrix.gates.ranks import RanksGate
@@ -362,9 +363,11 @@ def resumed(
 
 
 def _verdict(gate: Gate, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-    """A gate's outcome; NOT MEASURED if it needs a package that is not installed."""
+    """A gate's outcome; NOT MEASURED if it needs a package that is not installed, or if what its PASS rests on did not
+    happen."""
+    like = prepared if isinstance(gate, OwnGate) else prepared.as_like
     try:
-        return gate.judge(prepared if isinstance(gate, OwnGate) else prepared.as_like, run, baseline)
+        return proven(gate.judge(like, run, baseline), like, run)
     except ModuleNotFoundError as error:
         if (sentence := missing_extra(error)) is None:
             raise

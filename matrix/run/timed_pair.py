@@ -21,8 +21,8 @@ from specmatrix.matrix.subjects.protocol import (
     Subject,
     Unsupported,
 )
-from specmatrix.matrix.workloads.build import tokenizer
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
+from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.workloads.timed import WARM, timed_requests
 
 # Observers of the gates that cost time; what is computed stays the same.

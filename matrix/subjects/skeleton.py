@@ -20,8 +20,8 @@ from specmatrix.matrix.subjects.protocol import (
     SubjectRequest,
     Unsupported,
 )
-from specmatrix.matrix.workloads.build import prompt_ids
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
+from specmatrix.matrix.workloads.questions import prompt_ids
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import resolve_path
 

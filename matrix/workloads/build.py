@@ -8,31 +8,34 @@ distribution gate.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from itertools import product
 from typing import Any, Final
 
-import tokenizers
-
-from specmatrix import HOME
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, TIGHT_TOKENS, Cell
 from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.cells.start_settings import session_retract
+from specmatrix.matrix.oracles.predicted import predict
 from specmatrix.matrix.workloads.context_limit import fill_context
+from specmatrix.matrix.workloads.endings import with_both_rounds, with_end_inside
+from specmatrix.matrix.workloads.questions import (
+    ORACLE_PROMPTS,
+    count_tokens,
+    questions,
+    text_lengths,
+    token_id,
+    tokenizer,
+)
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.requirements import OVERLAPS, ruled, stopped, with_chat_rules
 from specmatrix.matrix.workloads.retraction import collisions
 from specmatrix.matrix.workloads.sessions import RENEWALS, TIGHT_LATER, WAVES, conversations, in_waves
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
-from specmatrix.matrix.zoo.questions import read_questions
-from specmatrix.matrix.zoo.tokenizer import BOS_ID
 
-DATA: Final = HOME / "matrix" / "zoo" / "data"
-# The first questions of the test split, for which the oracle holds continuations.
-ORACLE_PROMPTS: Final = 32
 EXAM_QUESTIONS: Final = 48
 # The max_new_tokens of each request, by batch.
 LIMITS: Final[dict[str, tuple[int, ...]]] = {
@@ -43,6 +46,8 @@ LIMITS: Final[dict[str, tuple[int, ...]]] = {
     "gsm": (256,) * EXAM_QUESTIONS,
 }
 # Limits of the requests added to a burst to make eight streaming sessions and four plain requests.
+# Of the last request of a batch in waves, if all others accept every draft.
+LAST_WAVE_LIMIT: Final = 64
 FLEET: Final = (80, 96, 64)
 LENGTH_LIMITS: Final = (37, 53, 61, 45, 75)
 TIGHT_LENGTH_LIMITS: Final = (91, 87, 83, 79, 95)
@@ -75,42 +80,6 @@ SAMPLING: Final[dict[str, dict[str, Any]]] = {
 RULED_DRAWS: Final[dict[str, Any]] = {"temperature": 1.0, "min_p": 0.1}
 
 
-@cache
-def questions() -> tuple[tuple[str, str], ...]:
-    """(question, worked answer) pairs of the test split, in file order. DataError if the file is missing or damaged."""
-    return tuple((row.question, row.answer) for row in read_questions(DATA / "test.jsonl"))
-
-
-@cache
-def tokenizer() -> tokenizers.Tokenizer:
-    """The zoo's tokenizer, without a checkpoint."""
-    return tokenizers.Tokenizer.from_file(str(DATA / "tokenizer.json"))
-
-
-def prompt_ids(request: RequestSpec) -> tuple[int, ...]:
-    """The tokens of a request's prompt, BOS included, as every zoo model reads it."""
-    return (BOS_ID, *map(int, tokenizer().encode(request.prompt, add_special_tokens=False).ids))
-
-
-def token_id(text: str) -> int:
-    """The id of the single token that encodes `text`. ConfigError if it takes several tokens."""
-    ids = tokenizer().encode(text, add_special_tokens=False).ids
-    if len(ids) != 1:
-        raise ConfigError(f"a stop token must be a single token, got {text!r}, which is {len(ids)} tokens")
-    return int(ids[0])
-
-
-@cache
-def _lengths(index: int) -> tuple[int, int]:
-    """Numbers of tokens in a question's prompt, including BOS, and in its answer."""
-    question, answer = questions()[index]
-    return 1 + _tokens(prompt_of(question)), _tokens(" " + answer)
-
-
-def _tokens(text: str) -> int:
-    return len(tokenizer().encode(text).ids)
-
-
 def workload(cell: Cell, seed: int) -> tuple[RequestSpec, ...]:
     """The requests of a cell. `seed` selects the questions and the requests' sampling seeds.
 
@@ -119,19 +88,21 @@ def workload(cell: Cell, seed: int) -> tuple[RequestSpec, ...]:
     requests = _requests(cell.as_like, seed)
     for own in cell.own_values.values():
         requests = requests if own.requests is None else [*own.requests(tuple(requests))]
-    return tuple(fill_context(requests, SHORT_CONTEXT, _tokens) if cell.context == "short" else requests)
+    return tuple(fill_context(requests, SHORT_CONTEXT, count_tokens) if cell.context == "short" else requests)
 
 
 def _requests(cell: Cell, seed: int) -> Sequence[RequestSpec]:
     """The requests with the model's own context length."""
     if cell.batch == "ramp":
-        return in_waves(WAVES, lambda wave, place: _in_wave(cell, wave, place, seed))
+        waves = in_waves(WAVES, lambda wave, place: _in_wave(cell, wave, place, seed))
+        last = replace(waves[-1], max_new_tokens=LAST_WAVE_LIMIT)
+        return _revealing(cell, waves, lambda _, index: replace(last, prompt=prompt_of(questions()[index][0])))
     limits = LIMITS[cell.batch]
     if cell.batch == "burst" and cell.session == "streaming":
         limits = (*limits, *FLEET)
-    requests = []
-    for place, (name, index) in enumerate(_chosen(cell, len(limits), seed)):
-        requests.append(_ask(cell, name, index, place, seed, limits[place]))
+    chosen = _chosen(cell, len(limits), seed)
+    requests = [_ask(cell, name, index, place, seed, limits[place]) for place, (name, index) in enumerate(chosen)]
+    requests = _revealing(cell, requests, lambda at, i: _ask(cell, f"q{i}", i, at, seed, limits[at]))
     if cell.abort == "queued":
         requests[-1] = replace(requests[-1], abort_after=0)
     elif cell.abort == "running":
@@ -140,7 +111,7 @@ def _requests(cell: Cell, seed: int) -> Sequence[RequestSpec]:
         requests[place] = late if aborted_late(cell) else replace(requests[place], abort_after=ABORT_AFTER)
     if cell.memory == "session_retract":
         sizes = session_retract(cell.model == "qwen3", int(cell.page_size))
-        requests = collisions(requests, sizes, _tokens, cell.abort == "running")
+        requests = collisions(requests, sizes, count_tokens, cell.abort == "running")
     elif cell.session != "none":
         memory = cell.memory_tokens if cell.memory == "tight" else None
         requests = conversations(requests, cell.session == "streaming", memory, _short(cell), cell.abort == "running")
@@ -149,6 +120,31 @@ def _requests(cell: Cell, seed: int) -> Sequence[RequestSpec]:
         requests = [*_tails(cell, seed), *requests, *_draws(cell, seed)]
         requests += _far(cell, seed, tuple(request.name for request in requests))
     return with_chat_rules(requests) if cell.sampling == "mixed" else requests
+
+
+def _revealing(cell: Cell, requests: list[RequestSpec], ask: Callable[[int, int], RequestSpec]) -> list[RequestSpec]:
+    """The requests, changed where the oracle has neither an end inside a verify round nor a round that accepts every
+    draft and one that does not; its texts are those of a session's first turns too. ask: the request of a place with
+    another question."""
+    if cell.algorithm == "none" or cell.batch == "gsm":
+        return requests
+    try:
+        shape = resolve(cell.config(), zoo_facts(cell))
+    except ConfigError:  # a cell that is refused
+        return requests
+    guess = partial(predict, cell, shape)
+    prompts = [request.prompt for request in requests]
+    aborted = {"queued": len(requests) - 1, "running": min(1, len(requests) - 1)}.get(cell.abort)
+    places = [at for at, prompt in enumerate(prompts) if prompts.count(prompt) == 1 and at != aborted][::-1]
+    used = prompts
+    if cell.batch == "ramp":
+        places, used = [len(requests) - 1], []
+    fresh = [at for at in _short_prompts(cell, len(requests)) if prompt_of(questions()[at][0]) not in used]
+    others = (
+        (place, with_end_inside([ask(place, index)], cell, guess)[0])
+        for place, index in sorted(product(places, fresh), key=lambda one: text_lengths(one[1])[1], reverse=True)
+    )
+    return with_both_rounds(with_end_inside(requests, cell, guess), guess, others)
 
 
 def aborted_late(cell: Cell) -> bool:
@@ -169,21 +165,28 @@ def draws_apply(cell: Cell) -> bool:
     return plain and cell.batch != "ramp" and (ruled or cell.sampling in ("temperature", "topk_topp"))
 
 
+def _short_prompts(cell: Cell, count: int) -> list[int]:
+    """Indices of the oracle's questions, under tight memory of those with the shortest prompts."""
+    pool = list(range(ORACLE_PROMPTS))
+    return (
+        pool if cell.memory == "ample" else sorted(pool, key=lambda i: text_lengths(i)[0])[: max(TIGHT_POOL, count + 1)]
+    )
+
+
 def _chosen(cell: Cell, count: int, seed: int) -> list[tuple[str, int]]:
     """Name and question index of each request."""
     if cell.batch == "gsm":
         return [(f"q{index}", index) for index in range(count)]
-    pool = list(range(ORACLE_PROMPTS))
+    pool = _short_prompts(cell, count)
     if cell.memory != "ample":
-        short = sorted(pool, key=lambda i: _lengths(i)[0])[: max(TIGHT_POOL, count + 1)]
-        pool = sorted(short, key=lambda i: -_lengths(i)[1])[: count + 1]
+        pool = sorted(pool, key=lambda i: -text_lengths(i)[1])[: count + 1]
     else:
-        pool = [i for i in pool if _lengths(i)[0] <= MAX_PROMPT and _lengths(i)[1] <= MAX_ANSWER]
+        pool = [i for i in pool if text_lengths(i)[0] <= MAX_PROMPT and text_lengths(i)[1] <= MAX_ANSWER]
     repeats = 0 if count < 5 else count // 4
     fresh = [pool[(seed * 5 + place) % len(pool)] for place in range(count - repeats)]
     if (cell.memory, cell.batch, cell.finish) == ("tight", "pair", "stop_string"):
         # The first request has the higher limit, so that an answer reaches its stop string with every seed.
-        fresh.sort(key=lambda i: _lengths(i)[1] > LIMITS["pair"][0])
+        fresh.sort(key=lambda i: text_lengths(i)[1] > LIMITS["pair"][0])
     return [(f"q{i}", i) for i in fresh] + [(f"q{i}.again", i) for i in fresh[:repeats]]
 
 
@@ -207,7 +210,7 @@ def _ask(cell: Cell, name: str, index: int, place: int, seed: int, limit: int) -
         limit = lengths[place % len(lengths)] + more
     if tight:
         # Odd, so that the limit is no multiple of the page size or of a round.
-        room = cell.memory_tokens - OVERRUN - _lengths(index)[0] - 1
+        room = cell.memory_tokens - OVERRUN - text_lengths(index)[0] - 1
         limit = min(limit, room - TIGHT_LATER if _short(cell) else room)
     mixed = "temperature" if place % 2 else "greedy"
     # Under tight memory a request must live long enough to cause retraction, unless the other is aborted early.
@@ -285,7 +288,7 @@ def _far(cell: Cell, seed: int, after: tuple[str, ...]) -> list[RequestSpec]:
     requests, rows, index = [], questions()[EXAM_QUESTIONS:], 5 * seed
     for place, length in enumerate(far_lengths(cell)):
         prompt = prompt_of(rows[index % len(rows)][0])
-        while (wanted := length - FAR_LIMIT - _tokens(prompt)) > 0:
+        while (wanted := length - FAR_LIMIT - count_tokens(prompt)) > 0:
             index += 1
             question, answer = rows[index % len(rows)]
             ids = tokenizer().encode(f"{prompt_of(question)} {answer}\n", add_special_tokens=False).ids

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.workloads.build import LIMITS, SAMPLING, questions
+from specmatrix.matrix.workloads.build import LIMITS, SAMPLING
+from specmatrix.matrix.workloads.questions import questions
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import inf, nan
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES
-from specmatrix.matrix.oracles.finish import ending
+from specmatrix.matrix.oracles.finish import Ending, ending, text_of
 from specmatrix.matrix.oracles.transformers import oracle_of
 from specmatrix.matrix.subjects.protocol import (
     Answer,
@@ -27,7 +28,7 @@ from specmatrix.matrix.subjects.protocol import (
     SubjectRequest,
     Unsupported,
 )
-from specmatrix.matrix.workloads.build import prompt_ids, questions
+from specmatrix.matrix.workloads.questions import prompt_ids, questions
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 from specmatrix.matrix.zoo.registry import eos_ids, resolve_path
@@ -161,14 +162,16 @@ class TinyEngine(RunningEngine):
 
 
 REPLAYS = Profile(
-    frozenset({Capability.TOKEN_IDS, Capability.ROUNDS, Capability.READBACK}), start_seconds=60, answer_seconds=60
+    frozenset({Capability.TOKEN_IDS, Capability.ROUNDS, Capability.READBACK, Capability.ABORT}),
+    start_seconds=60,
+    answer_seconds=60,
 )
 
 
 @dataclass
 class ReplaySubject(Subject):
-    """Answers with the oracle's continuations, without a model. fault: what it does wrong with a drafter, always
-    (`plain ...`), or without one (`baseline ...`).
+    """Answers with the oracle's continuations in the oracle's rounds, without a model. fault: what it does wrong with a
+    drafter, always (`plain ...`), or without one (`baseline ...`).
 
     profile: with limits that a test can wait for.
     """
@@ -199,10 +202,13 @@ class ReplayEngine(RunningEngine):
         self.target = command.checkpoints["target"]
         oracle = oracle_of(self.target)
         assert oracle is not None
+        self.depth = int(command.flags["depth"])
+        rounds = oracle.rounds.get((command.flags["drafter"], self.depth, 1, self.depth + 1), ((),) * len(questions()))
         self.known = {
-            prompt_ids(RequestSpec("", prompt_of(question), 1)): ids
-            for (question, _), ids in zip(questions(), oracle.continuations, strict=False)
+            prompt_ids(RequestSpec("", prompt_of(question), 1)): (ids, lengths)
+            for (question, _), ids, lengths in zip(questions(), oracle.continuations, rounds, strict=False)
         }
+        self.last = 0  # the bonus token of the round before, of whichever request
 
     def readback(self) -> Mapping[str, Any]:
         other = {"depth": 9} if self.fault == "rewrite" else {}
@@ -223,18 +229,19 @@ class ReplayEngine(RunningEngine):
 
     def _answer(self, ask: SubjectRequest) -> Answer:
         base = next(ids for ids in self.known if ask.input_ids[: len(ids)] == ids)
-        given = len(ask.input_ids) - len(base)
-        text = list(self.known[base][given:])
-        if self.fault == "plain differs" and not given and len(text) > 4:
-            text[4] += 1
+        given, (text, rounds) = len(ask.input_ids) - len(base), self.known[base]
+        ids = list(text[given:])
+        if self.fault == "plain differs" and not given and len(ids) > 4:
+            ids[4] += 1
+        ids += [eos + 1 for eos in eos_ids(self.target)] * 400
         spec = RequestSpec(
             ask.id, "", ask.fields["tokens"], stop=tuple(ask.fields["stop"]),
             stop_token_ids=tuple(ask.fields["stop_ids"]), ignore_eos=ask.fields["endless"],
         )  # fmt: skip
-        text += [eos + 1 for eos in eos_ids(self.target)] * 100
-        end = ending(spec, tuple(text), self.target)
-        rounds = () if self.command.flags["drafter"] == "none" or self.fault == "no rounds" else (1,) * (end.tokens - 1)
-        found = Answer(ask.id, ask.input_ids, tuple(text[: end.tokens]), end.text, end.reason, end.matched, 0, rounds)
+        drafted = self.command.flags["drafter"] != "none" and self.fault != "no rounds"
+        found = self._decoded(ask, spec, ids, rounds if drafted else ())
+        if not drafted:
+            found = replace(found, accept_lengths=())
         if self.fault == "refusal":
             return replace(found, finish="refused", output_ids=(), accept_lengths=(), refusal="too busy")
         if self.fault == "prompt overflow":
@@ -246,3 +253,53 @@ class ReplayEngine(RunningEngine):
         if self.fault.endswith("overflow"):
             return replace(found, logprobs=(-0.5, nan), top_logprobs=(((7, -0.5), (8, -inf)),))
         return found
+
+    def _decoded(self, ask: SubjectRequest, spec: RequestSpec, ids: list[int], rounds: Sequence[int]) -> Answer:
+        """Emit the text round by round until it ends; a round that no oracle knows has one token."""
+        out, lengths, due = [ids[0]], list[int](), list(rounds)
+        abort = None if self.fault == "ignores aborts" else ask.abort_after
+        while (end := self._end(spec, out, lengths)).reason == "open" and (abort is None or len(out) < abort):
+            length = self._accepted(due.pop(0) if due else 1, len(lengths))
+            out += self._emitted(ids[len(out) :], length)
+            lengths.append(length)
+        reason = "abort" if end.reason == "open" else end.reason
+        kept = tuple(out[: end.tokens])
+        return Answer(ask.id, ask.input_ids, kept, end.text, reason, end.matched, 0, tuple(lengths))
+
+    def _accepted(self, due: int, place: int) -> int:
+        """Tokens of the round at a place."""
+        ruined = self.fault == "never accepts" or (self.fault == "ruins drafts after 4 rounds" and place >= 4)
+        return 1 if ruined else self.depth + 1 if self.fault == "knows the text" else due
+
+    def _emitted(self, ids: list[int], length: int) -> list[int]:
+        """The tokens of a round, the next ones of the text."""
+        found, last, full = ids[:length], self.last, length == self.depth + 1
+        self.last = found[-1]
+        if self.fault == "keeps the rejected draft" and not full:
+            found[-1] += 1
+        if self.fault == "repeats the root" and full:
+            found[0] = last
+        if self.fault == "swaps the last two" and full:
+            found[-2:] = found[:-3:-1]
+        if self.fault == "takes the neighbour's bonus" and full and last:
+            found[-1] = last
+        return found
+
+    def _end(self, spec: RequestSpec, out: list[int], lengths: list[int]) -> Ending:
+        """How a request ends with its last round."""
+        end = ending(spec, tuple(out), self.target)
+        late = {
+            "checks stop strings at a round's end": isinstance(end.matched, str),
+            "checks stop tokens at a round's end": end.reason == "stop" and not isinstance(end.matched, str),
+            "checks the limit at a round's end": end.reason == "length",
+        }
+        if late.get(self.fault):
+            return end._replace(tokens=len(out))
+        if self.fault == "forgets stop strings over two rounds" and isinstance(end.matched, str):
+            own = text_of(tuple(out[-lengths[-1] :])) if lengths else ""
+            return end if end.matched in own else ending(replace(spec, stop=()), tuple(out), self.target)
+        if self.fault == "decodes each round alone":
+            ends = list(accumulate(lengths, initial=1))
+            parts = zip([0, *ends], ends, strict=False)
+            return end._replace(text="".join(text_of(tuple(out[at:to][: end.tokens - at])).strip() for at, to in parts))
+        return end

@@ -21,7 +21,7 @@ from specmatrix.matrix.subjects.protocol import (
     SubjectRequest,
     Unsupported,
 )
-from specmatrix.matrix.workloads.build import prompt_ids
+from specmatrix.matrix.workloads.questions import prompt_ids
 from specmatrix.matrix.workloads.request import RequestSpec
 
 if TYPE_CHECKING:

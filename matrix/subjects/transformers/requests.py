@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.workloads.build import questions, token_id, tokenizer, workload
+from specmatrix.matrix.workloads.build import workload
+from specmatrix.matrix.workloads.questions import questions, token_id, tokenizer
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.requirements import COMMON, EARLY_EOS
 from specmatrix.matrix.zoo.tokenizer import EOS_ID

@@ -21,7 +21,7 @@ from specmatrix.matrix.subjects.protocol import (
     Unsupported,
 )
 from specmatrix.matrix.subjects.transformers.requests import own_requests
-from specmatrix.matrix.workloads.build import prompt_ids
+from specmatrix.matrix.workloads.questions import prompt_ids
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import eos_ids
 

@@ -278,7 +278,7 @@ def _unread(prepared: PreparedCell) -> Iterator[str]:
 
 
 def _ask(request: RequestSpec) -> SubjectRequest:
-    from specmatrix.matrix.workloads.build import prompt_ids
+    from specmatrix.matrix.workloads.questions import prompt_ids
 
     scored = request.logprobs or request.top_logprobs > 0 or request.prompt_logprobs >= 0
     # vLLM scores tokens before the temperature, which needs every token's score to correct.

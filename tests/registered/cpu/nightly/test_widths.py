@@ -25,8 +25,8 @@ from specmatrix.matrix.gates.schedule import ScheduleGate
 from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Run
-from specmatrix.matrix.workloads.build import prompt_ids
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
+from specmatrix.matrix.workloads.questions import prompt_ids
 from specmatrix.matrix.workloads.request import RequestSpec
 
 GATES: tuple[Gate, ...] = (LedgerGate(), ScheduleGate(), LeaksGate(), FinishGate(), LosslessGate(oracle=None))

@@ -12,8 +12,8 @@ from specmatrix.matrix.oracles.transformers import Oracle
 from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Answer, Run
-from specmatrix.matrix.workloads.build import ORACLE_PROMPTS
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
+from specmatrix.matrix.workloads.questions import ORACLE_PROMPTS
 
 
 class Measured(NamedTuple):

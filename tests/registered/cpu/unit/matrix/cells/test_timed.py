@@ -7,7 +7,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expectation, explain
 from specmatrix.matrix.cells.timed import TIMED, UNTIMED, check_timed
 from specmatrix.matrix.cover.selection import of_gpus, select
-from specmatrix.matrix.workloads.build import ORACLE_PROMPTS, questions
+from specmatrix.matrix.workloads.questions import ORACLE_PROMPTS, questions
 from specmatrix.matrix.workloads.timed import LIMIT, WARM, timed_requests
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 from tests.support.refusals import refusal

@@ -7,8 +7,8 @@ from specmatrix.matrix.gates.acceptance import DRAWN_ROUNDS, LATE_ROUNDS, Accept
 from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.gates.round_alignment import first_round_mismatch
 from specmatrix.matrix.oracles.transformers import Oracle, decode, load_oracle
-from specmatrix.matrix.workloads.build import ORACLE_PROMPTS
 from specmatrix.matrix.workloads.prepared_cell import prepare
+from specmatrix.matrix.workloads.questions import ORACLE_PROMPTS
 from specmatrix.reports.wording import count
 
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"

@@ -8,7 +8,7 @@ import pytest
 from specmatrix.matrix.gates.distribution import DistributionGate, place
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.subjects.protocol import AcceptanceRule, Capability, Profile
-from specmatrix.matrix.workloads.build import tokenizer
+from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.workloads.request import RequestSpec
 
 PLAIN = "standalone.s3.k2.n6.v2.p16.temperature"

@@ -6,7 +6,8 @@ import torch
 
 from specmatrix.matrix.oracles.drawn_rounds import Text, drawn_round
 from specmatrix.matrix.oracles.joint_law import joint_law
-from specmatrix.matrix.workloads.build import DRAW_PROMPT, prompt_ids
+from specmatrix.matrix.workloads.build import DRAW_PROMPT
+from specmatrix.matrix.workloads.questions import prompt_ids
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.stats import law_fit
 

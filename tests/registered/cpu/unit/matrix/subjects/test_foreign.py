@@ -33,8 +33,6 @@ DRAFTED = Cell.from_id("eagle3.s3.k1")
 def running(subject: ReplaySubject, **limits: float) -> Iterator[Runner]:
     subject.profile = replace(subject.profile, **limits)
     runner = Runner(subject, 0, gates=applied_gates(subject.profile).gates)
-    # What the oracle accepts in a round is not what a replay says.
-    runner.gates = tuple(gate for gate in runner.gates if gate.name != "acceptance")
     try:
         yield runner
     finally:
@@ -55,7 +53,7 @@ def judged(fault: str, cell: Cell = DRAFTED, **limits: float) -> CellResult:
 def test_a_faultless_subject_is_green_and_its_command_is_recorded():
     found = judged("")
     assert (found.state, found.error) == ("PASS", None)
-    assert [gate.name for gate in found.gates] == ["claimed_capabilities", "oracle", "lossless", "finish"]
+    assert [gate.name for gate in found.gates] == ["claimed_capabilities", "oracle", "lossless", "finish", "acceptance"]
     assert (
         found.start.requested["drafter"] == "eagle3"
         and found.start.requested["checkpoints"]["draft"] == "llama-mini-eagle3"

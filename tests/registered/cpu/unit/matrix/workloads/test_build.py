@@ -9,6 +9,7 @@ from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.oracles.finish import text_of
 from specmatrix.matrix.oracles.transformers import oracle_index, oracle_of
 from specmatrix.matrix.workloads import build
+from specmatrix.matrix.workloads.questions import prompt_ids, questions, token_id, tokenizer
 from specmatrix.matrix.workloads.sessions import WAVES
 from tests.support.refusals import refusal
 
@@ -24,8 +25,7 @@ def size(cell):
 def longest(requests):
     """Tokens of each request at its end, including its history."""
     own = {
-        request.name: 1 + len(build.tokenizer().encode(request.prompt).ids) + request.max_new_tokens
-        for request in requests
+        request.name: 1 + len(tokenizer().encode(request.prompt).ids) + request.max_new_tokens for request in requests
     }
     before = {request.name: request.session.follows if request.session else None for request in requests}
 
@@ -65,10 +65,10 @@ def test_two_requests_never_fit_tight_memory_to_their_ends(start, seed):
 def test_over_chunks_the_first_prompts_with_rules_have_lengths_around_a_chunk_and_a_round(seed):
     cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.c32.mixed_lengths.rules.stops")
     first = build.workload(cell, seed)[:4]
-    assert [(one.name, len(build.prompt_ids(one)), one.max_new_tokens) for one in first] == [
+    assert [(one.name, len(prompt_ids(one)), one.max_new_tokens) for one in first] == [
         *[("t0", 33, 11), ("t1", 32, 11), ("t2", 31, 11), ("t3", 8, 11)]
     ]
-    assert len({build.prompt_ids(one)[1] for one in first}) == 4 and all(one.ruled for one in first)
+    assert len({prompt_ids(one)[1] for one in first}) == 4 and all(one.ruled for one in first)
     assert build.tail_lengths(cell._replace(prefill_chunk="7", draft_tokens="6")) == (8, 7, 6)
     plain = {"prefill_chunk": "off"}, {"sampling": "greedy"}, {"memory": "tight"}, {"session": "streaming"}
     assert not any(build.tail_lengths(cell._replace(**values)) for values in plain)
@@ -78,7 +78,7 @@ def test_over_chunks_the_first_prompts_with_rules_have_lengths_around_a_chunk_an
 def test_cells_of_many_questions_have_texts_up_to_the_end_of_the_context_one_after_the_other(seed):
     cell = Cell.from_id("eagle.p256.gsm.mixed")
     *others, one, two, three = build.workload(cell, seed)
-    ends = [len(build.prompt_ids(each)) + each.max_new_tokens for each in (one, two, three)]
+    ends = [len(prompt_ids(each)) + each.max_new_tokens for each in (one, two, three)]
     assert ends == [384, 1024, 4095] and {each.temperature for each in (one, two, three)} == {0.0}
     assert one.after == tuple(each.name for each in others) and (two.after, three.after) == (("f0",), ("f1",))
     assert build.far_lengths(cell._replace(model="deepseek")) == (384, 1024)
@@ -154,7 +154,7 @@ def test_the_seed_chooses_questions_and_randomness():
     assert {request.name for request in one[:2]} != {request.name for request in other[:2]}
     assert not {request.seed for request in one} & {request.seed for request in other}
     exam = [request.answer for request in build.workload(Cell.from_id("none.gsm"), 5) if request.name[0] == "q"]
-    assert exam == [answer for _, answer in build.questions()[: build.EXAM_QUESTIONS]]
+    assert exam == [answer for _, answer in questions()[: build.EXAM_QUESTIONS]]
 
 
 def test_repeated_prompts_reach_the_prefix_cache():
@@ -168,8 +168,8 @@ def test_each_way_of_finishing_and_aborting_is_requested():
         return [getattr(request, field) for request in build.workload(Cell.from_id(text), 0)]
 
     assert asked("none.length", "ignore_eos")[0] and asked("none.stop_string", "stop")[0] == ("\n####",)
-    assert asked("none.stop_token", "stop_token_ids")[0] == (build.token_id("####"),)
+    assert asked("none.stop_token", "stop_token_ids")[0] == (token_id("####"),)
     assert asked("none.m4.mixed_lengths.abort_queued", "abort_after") == [None] * 4 + [0]
     assert asked("none.pair.abort_running", "abort_after") == [None, 5]
     assert asked("none.mixed_lengths.mixed", "temperature") == [0.0, 0.8, 0.0, 0.8, 0.0]
-    assert re.search(r"got '#### 12', which is \d tokens", refusal(build.token_id, "#### 12"))
+    assert re.search(r"got '#### 12', which is \d tokens", refusal(token_id, "#### 12"))

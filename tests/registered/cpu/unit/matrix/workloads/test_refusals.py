@@ -1,7 +1,8 @@
 """The requests that a session must refuse, as workloads hold them."""
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.workloads.build import tokenizer, workload
+from specmatrix.matrix.workloads.build import workload
+from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.workloads.refusals import CAPACITY, LATER, PAST_CAPACITY, PAST_CONTEXT, TIMEOUT
 from specmatrix.matrix.workloads.request import Refusal
 

@@ -5,7 +5,8 @@ import pytest
 
 from specmatrix.matrix.cells.cell import MODELS, Cell
 from specmatrix.matrix.cells.start_settings import session_retract, spares
-from specmatrix.matrix.workloads.build import OVERRUN, tokenizer, workload
+from specmatrix.matrix.workloads.build import OVERRUN, workload
+from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.workloads.request import Refusal
 from specmatrix.matrix.workloads.retraction import EARLIER, MORE
 from specmatrix.matrix.workloads.sessions import REPLIES

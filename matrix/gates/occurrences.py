@@ -1,0 +1,115 @@
+"""What must have happened in a run for the PASS of a gate to mean something.
+
+A row is required where the oracle's own text implies it, which the workload sees to (`matrix.workloads.endings`); the
+counters of the reference engine have rows of their own (`matrix.gates.evidence`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.gates.gate import Outcome, State
+from specmatrix.matrix.oracles.predicted import Prediction, deepest_round, predict, splits_stop
+from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
+from specmatrix.matrix.workloads.request import RequestSpec
+
+
+class Seen(NamedTuple):
+    """A request without a retraction, its answer, and what the oracle implies, None where it implies nothing. deepest:
+    tokens of a round that accepts every draft."""
+
+    request: RequestSpec
+    answer: Answer
+    due: Prediction | None
+    deepest: int
+
+    @property
+    def whole(self) -> Prediction | None:
+        """What the oracle implies if no abort is sent."""
+        return self.due if self.request.abort_after is None else None
+
+
+class Occurrence(NamedTuple):
+    """what: a phrase. due: whether a request must have it. seen: whether a request had it. needs: what shows it."""
+
+    what: str
+    due: Callable[[Seen], bool]
+    seen: Callable[[Seen], bool]
+    needs: Capability = Capability.ROUNDS
+
+
+def _ends_inside(one: Seen) -> bool:
+    """An engine may report the last round whole, or only its tokens up to the end."""
+    answer, due = one.answer, one.due
+    if answer.finish not in ("stop", "length") or not answer.accept_lengths:
+        return False
+    if 1 + sum(answer.accept_lengths) > len(answer.output_ids):
+        return True
+    return due is not None and due.ends_inside and answer.accept_lengths[:-1] == due.rounds[:-1]
+
+
+def _runs_on(one: Seen) -> bool:
+    """By the oracle, the request has two more rounds after its abort is sent."""
+    after, due = one.request.abort_after, one.due
+    return after is not None and due is not None and due.end.tokens > after + 2 * due.deepest
+
+
+FULL: Final = Occurrence(
+    "a verify round that accepts every draft",
+    lambda one: one.whole is not None and one.whole.accepts_fully,
+    lambda one: one.deepest in one.answer.accept_lengths,
+)
+REJECTED: Final = Occurrence(
+    "a verify round that rejects a draft",
+    lambda one: one.whole is not None and one.whole.rejects,
+    lambda one: any(length < one.deepest for length in one.answer.accept_lengths[:-1]),
+)
+OCCURRENCES: Final[Mapping[str, Sequence[Occurrence]]] = {
+    "finish": (
+        Occurrence(
+            "an end inside a verify round", lambda one: one.whole is not None and one.whole.ends_inside, _ends_inside
+        ),
+        Occurrence(
+            "a stop string over two verify rounds",
+            lambda one: one.whole is not None and one.whole.split,
+            lambda one: splits_stop(one.answer.output_ids, one.answer.accept_lengths, one.answer.matched),
+        ),
+        Occurrence("an abort", _runs_on, lambda one: one.answer.finish == "abort", Capability.ABORT),
+    ),
+    "lossless": (FULL, REJECTED),
+    "acceptance": (FULL, REJECTED),
+}
+
+
+def proven(outcome: Outcome, prepared: PreparedCell, run: Run) -> Outcome:
+    """The outcome, NOT MEASURED in place of a PASS if something did not happen on which its meaning rests."""
+    rows = [row for row in OCCURRENCES.get(outcome.gate, ()) if row.needs in run.capabilities]
+    if outcome.state is not State.PASS or not rows:
+        return outcome
+    requests = _seen(prepared, run)
+    for row in rows:
+        due = [one.request.name for one in requests if row.due(one)]
+        if due and not any(row.seen(one) for one in requests):
+            text = f"no request had {row.what}, which {due[0]} must have by the oracle's text"
+            return replace(outcome, state=State.NOT_MEASURED, message=text)
+    return outcome
+
+
+def _seen(prepared: PreparedCell, run: Run) -> list[Seen]:
+    """The requests of a cell whose rounds are as wide as resolved; in half precision texts may leave the oracle's."""
+    cell, shape = prepared.cell, prepared.predicted
+    if isinstance(shape, ConfigError) or cell.adapts or cell.algorithm == "none" or cell.numerics != "float32":
+        return []
+    if cell.own_traits is not None:
+        return []
+    answers = {answer.name: answer for answer in run.answers if not answer.retractions}
+    deepest = deepest_round(shape.num_steps, shape.topk, shape.num_draft_tokens)
+    return [
+        Seen(request, answers[request.name], predict(cell, shape, request), deepest)
+        for request in run.requests
+        if request.name in answers
+    ]

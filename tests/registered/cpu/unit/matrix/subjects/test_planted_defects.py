@@ -1,0 +1,66 @@
+"""Toy subjects with one defect each: every one is red, by the gate that is meant to see it, in the round at fault."""
+
+import re
+
+import pytest
+
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.registry import applied_gates
+from specmatrix.matrix.run.runner import Runner
+from specmatrix.reports.schema import CellResult
+from tests.support.tiny_subject import ReplaySubject
+
+ALONE = "eagle3.s3.k1"
+DIFFERS = r"\d of \d requests differ from plain decoding, first q\d+ at token \d+: .*, in verify round "
+RATIO = r"acceptance length {}, .*; first q\d+ in verify round {}"
+
+
+def judged(fault: str, cell: str, seed: int = 0) -> CellResult:
+    subject = ReplaySubject(fault)
+    runner = Runner(subject, seed, gates=applied_gates(subject.profile).gates)
+    try:
+        return runner.run_cell(Cell.from_id(cell))
+    finally:
+        runner.shut_down()
+
+
+@pytest.mark.parametrize(
+    ("fault", "cell", "gate", "message"),
+    [
+        ("checks stop strings at a round's end", ".stop_string", "finish", r"q\d+ has \d+ .*, in verify round \d+"),
+        ("forgets stop strings over two rounds", ".stop_string", "finish", r"q\d+ has \d+ .*, in verify round \d+"),
+        ("checks stop tokens at a round's end", ".stop_token", "finish", r"q\d+ has \d+ .*, in verify round \d+"),
+        ("checks the limit at a round's end", ".length", "finish", "q5 has 40 .* length after 37, in verify round 12"),
+        ("decodes each round alone", "", "finish", r"q\d+ has a text that ends in .*"),
+        ("ignores aborts", ".pair.abort_running", "finish", "no request had an abort, which q6 must have by .*"),
+        ("keeps the rejected draft", "", "lossless", DIFFERS + "1"),
+        ("repeats the root", "", "lossless", DIFFERS + "2"),
+        ("swaps the last two", "", "lossless", DIFFERS + "2"),
+        ("takes the neighbour's bonus", ".pair", "lossless", DIFFERS + "2"),
+        ("never accepts", "", "acceptance", RATIO.format("1.000", "2")),
+        ("ruins drafts after 4 rounds", "", "acceptance", RATIO.format(r"1\.\d+", "5")),
+        ("knows the text", "", "acceptance", RATIO.format("4.000", "1")),
+    ],
+)
+def test_a_planted_defect_is_red_by_its_gate_in_its_round(fault: str, cell: str, gate: str, message: str):
+    found = judged(fault, ALONE + cell)
+    outcome = found.gate(gate)
+    assert outcome is not None and outcome.state != "PASS" and found.state == outcome.state != "PASS"
+    assert re.fullmatch(message, outcome.message), outcome.message
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_a_stop_inside_a_round_is_forced_with_every_seed(seed: int):
+    """Without, an engine that looks at stops only after whole rounds passes."""
+    for finish in ("stop_string", "stop_token", "length"):
+        for fault in ("", f"checks {finish.replace('_', ' ')}s at a round's end".replace("lengths", "the limit")):
+            assert (judged(fault, f"{ALONE}.{finish}", seed).state == "PASS") is (not fault), (finish, fault)
+
+
+@pytest.mark.parametrize(("fault", "what"), [("never accepts", "accepts every"), ("knows the text", "rejects a")])
+def test_equal_texts_prove_nothing_if_no_round_accepted_or_rejected(fault: str, what: str):
+    outcome = judged(fault, ALONE).gate("lossless")
+    assert outcome is not None and outcome.state == "NOT MEASURED"
+    assert re.fullmatch(
+        rf"no request had a verify round that {what} draft, which q\d+ must have by the oracle's text", outcome.message
+    )
