@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from specmatrix.engine.core.config.asked import Resolved
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.oracles.finish import Ending, ending, text_of
 from specmatrix.matrix.oracles.transformers import oracle_index, oracle_of
 from specmatrix.matrix.workloads.request import RequestSpec
@@ -36,6 +40,15 @@ class Prediction(NamedTuple):
     def rejects(self) -> bool:
         """Whether a whole round rejects a draft."""
         return any(length < self.deepest for length in self.rounds[:-1])
+
+
+@cache
+def shape_of(cell: Cell) -> Resolved | None:
+    """What a cell resolves to on a CPU; None if it is refused."""
+    try:
+        return resolve(cell.config(), zoo_facts(cell))
+    except ConfigError:
+        return None
 
 
 def deepest_round(num_steps: int, topk: int, num_draft_tokens: int) -> int:

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from itertools import product
 from typing import Any, Final
 
-from specmatrix.engine.core.config.resolve import resolve
-from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, TIGHT_TOKENS, Cell
-from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.cells.start_settings import session_retract
-from specmatrix.matrix.oracles.predicted import predict
+from specmatrix.matrix.oracles.predicted import Prediction, predict, shape_of
 from specmatrix.matrix.workloads.context_limit import fill_context
 from specmatrix.matrix.workloads.endings import with_both_rounds, with_end_inside
 from specmatrix.matrix.workloads.questions import (
@@ -102,13 +99,13 @@ def _requests(cell: Cell, seed: int) -> Sequence[RequestSpec]:
         limits = (*limits, *FLEET)
     chosen = _chosen(cell, len(limits), seed)
     requests = [_ask(cell, name, index, place, seed, limits[place]) for place, (name, index) in enumerate(chosen)]
-    requests = _revealing(cell, requests, lambda at, i: _ask(cell, f"q{i}", i, at, seed, limits[at]))
     if cell.abort == "queued":
         requests[-1] = replace(requests[-1], abort_after=0)
     elif cell.abort == "running":
         place = min(1, len(requests) - 1)
         late = replace(requests[place], abort_after=ABORT_LATE, ignore_eos=True)
         requests[place] = late if aborted_late(cell) else replace(requests[place], abort_after=ABORT_AFTER)
+    requests = _revealing(cell, requests, lambda at, i: _ask(cell, f"q{i}", i, at, seed, limits[at]))
     if cell.memory == "session_retract":
         sizes = session_retract(cell.model == "qwen3", int(cell.page_size))
         requests = collisions(requests, sizes, count_tokens, cell.abort == "running")
@@ -126,17 +123,16 @@ def _revealing(cell: Cell, requests: list[RequestSpec], ask: Callable[[int, int]
     """The requests, changed where the oracle has neither an end inside a verify round nor a round that accepts every
     draft and one that does not; its texts are those of a session's first turns too. ask: the request of a place with
     another question."""
-    if cell.algorithm == "none" or cell.batch == "gsm":
+    if cell.algorithm == "none" or cell.batch == "gsm" or (shape := shape_of(cell)) is None:
         return requests
-    try:
-        shape = resolve(cell.config(), zoo_facts(cell))
-    except ConfigError:  # a cell that is refused
-        return requests
-    guess = partial(predict, cell, shape)
-    prompts = [request.prompt for request in requests]
-    aborted = {"queued": len(requests) - 1, "running": min(1, len(requests) - 1)}.get(cell.abort)
-    places = [at for at, prompt in enumerate(prompts) if prompts.count(prompt) == 1 and at != aborted][::-1]
-    used = prompts
+    lives = cell.session != "none" and len(requests) == 1  # of a single session another turn is aborted
+
+    def guess(request: RequestSpec) -> Prediction | None:
+        return predict(cell, shape, request) if lives or request.abort_after is None else None
+
+    used = [request.prompt for request in requests]
+    kept = [at for at, request in enumerate(requests) if lives or request.abort_after is None]
+    places = [at for at in reversed(kept) if used.count(requests[at].prompt) == 1]
     if cell.batch == "ramp":
         places, used = [len(requests) - 1], []
     fresh = [at for at in _short_prompts(cell, len(requests)) if prompt_of(questions()[at][0]) not in used]
@@ -243,8 +239,9 @@ def tail_lengths(cell: Cell) -> tuple[int, ...]:
     plain = (cell.memory, cell.abort, cell.session, cell.context) == ("ample", "none", "none", "model")
     if not plain or cell.prefill_chunk == "off" or cell.sampling != "rules" or cell.batch != "mixed_lengths":
         return ()
-    chunk, resolved = int(cell.prefill_chunk), resolve(cell.config(), zoo_facts(cell))
-    return tuple(dict.fromkeys((chunk + 1, chunk, chunk - 1, max(2, resolved.num_draft_tokens))))
+    chunk, shape = int(cell.prefill_chunk), shape_of(cell)
+    widths = () if shape is None else (max(2, shape.num_draft_tokens),)
+    return tuple(dict.fromkeys((chunk + 1, chunk, chunk - 1, *widths)))
 
 
 @cache

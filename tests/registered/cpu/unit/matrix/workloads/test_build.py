@@ -7,10 +7,12 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.oracles.finish import text_of
+from specmatrix.matrix.oracles.predicted import predict, shape_of
 from specmatrix.matrix.oracles.transformers import oracle_index, oracle_of
 from specmatrix.matrix.workloads import build
 from specmatrix.matrix.workloads.questions import prompt_ids, questions, token_id, tokenizer
 from specmatrix.matrix.workloads.sessions import WAVES
+from specmatrix.matrix.zoo.tokenizer import EOS_ID
 from tests.support.refusals import refusal
 
 CELLS = [cell for cell in stage_cells("nightly") if expect(cell) != "refused"]
@@ -86,9 +88,9 @@ def test_cells_of_many_questions_have_texts_up_to_the_end_of_the_context_one_aft
     assert not any(build.far_lengths(cell._replace(**one)) for one in ({"prefill_chunk": "7"}, {"batch": "burst"}))
 
 
-def test_without_a_chunk_it_is_a_pure_function_and_reads_no_start_value_but_the_size_of_memory():
+def test_where_ends_fall_inside_rounds_it_reads_no_start_value_but_the_size_of_memory():
     request = {axis.name for axis in AXES if axis.scope == "request"}
-    cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.mixed_lengths.mixed.stop_string.abort_running")
+    cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.mixed_lengths.mixed.stop_token.abort_running")
     plain = Cell(**{name: value for name, value in cell.values.items() if name in request})
     assert build.workload(cell, 3) == build.workload(cell, 3) == build.workload(plain, 3)
 
@@ -173,3 +175,25 @@ def test_each_way_of_finishing_and_aborting_is_requested():
     assert asked("none.pair.abort_running", "abort_after") == [None, 5]
     assert asked("none.mixed_lengths.mixed", "temperature") == [0.0, 0.8, 0.0, 0.8, 0.0]
     assert re.search(r"got '#### 12', which is \d tokens", refusal(token_id, "#### 12"))
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_where_requests_end_by_a_limit_or_a_stop_one_ends_inside_a_round_of_the_oracle(seed):
+    """Under tight memory a stop cannot always be put off that far; a limit can always be lowered."""
+    free = [cell for cell in CELLS if cell.finish == "length" or (cell.memory == "ample" and "stop_" in cell.finish)]
+    known = 0
+    for cell in free:
+        shape = None if cell.context == "short" or cell.memory == "session_retract" else shape_of(cell)
+        found = [shape and predict(cell, shape, one) for one in build.workload(cell, seed) if one.abort_after is None]
+        reason = "length" if cell.finish == "length" else "stop"
+        ends = [one for one in found if one and one.end.reason == reason and one.end.matched != EOS_ID]
+        known += bool(ends)
+        assert not ends or any(one.ends_inside for one in ends), cell.id
+    assert known > 150
+
+
+def test_a_cell_whose_rounds_accept_every_draft_has_a_question_where_one_is_rejected():
+    cell = Cell.from_id("standalone.s2.k2.n6.ramp.length")
+    shape = shape_of(cell)
+    *others, last = [predict(cell, shape, request) for request in build.workload(cell, 0)]
+    assert not any(one.rejects for one in others) and last.rejects and last.accepts_fully
