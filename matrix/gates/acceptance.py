@@ -21,9 +21,9 @@ from specmatrix.matrix.gates.session_baseline import has_session_baseline, misma
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.naive_rounds import NaiveCheck, naive_check
 from specmatrix.matrix.oracles.ngram_replay import NgramReplay, ReplayError, Round
-from specmatrix.matrix.oracles.transformers import Combination, Oracle, oracle_index, oracle_of, rewriting
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
+from specmatrix.matrix.workloads.stored_oracle import Combination, Oracle, oracle_index, oracle_of, rewriting
 from specmatrix.reports.stats import ratio_change
 from specmatrix.reports.wording import count
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import isclose, nan
 from typing import Any, Final, get_args
 
@@ -12,8 +13,8 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.phase import phase_of
 from specmatrix.matrix.gates.thresholds import Threshold, values
-from specmatrix.matrix.oracles.finish import StopRule, banned_early, ending, readings
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
+from specmatrix.matrix.workloads.finish import StopRule, banned_early, ending, text_of
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import eos_ids
@@ -129,11 +130,23 @@ def _read(request: RequestSpec, answer: Answer, run: Run) -> str:
     ours = run.capabilities >= {Capability.ROUNDS, Capability.RESOLUTION}
     if not ours or answer.retractions:
         return ""
-    due = readings(request, answer)
+    due = _readings(request, answer)
     if (late := next((text for text in due if text and text not in answer.pieces), None)) is not None:
         return f"did not show {late[-40:]!r} while it ran, which no stop can take away"
     early = next((piece for piece in answer.pieces if piece not in due), None)
     return "" if early is None else f"showed {early[-40:]!r} while it ran, which a stop could still take away"
+
+
+def _readings(request: RequestSpec, answer: Answer) -> list[str]:
+    """The distinct texts visible to a streaming reader of a request without retractions: after the first token and
+    after each round the text without a possible beginning of a stop string, and finally the whole text."""
+    ids, seen = answer.output_ids, [""]
+    for count in accumulate(answer.accept_lengths, initial=1):
+        if count < len(ids):
+            text = text_of(ids[:count])
+            begun = [stop[:size] for stop in request.stop for size in range(1, len(stop)) if text.endswith(stop[:size])]
+            seen.append(text[: len(text) - max(map(len, begun), default=0)])
+    return list(dict.fromkeys([*seen, answer.text]))
 
 
 def _named(reason: str, matched: int | str | None) -> str:

@@ -19,10 +19,10 @@ from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.logit_rules import RuledToken, ruled_tokens
 from specmatrix.matrix.oracles.precision import followed
 from specmatrix.matrix.oracles.prompt_scores import prompt_gap, prompt_scores
-from specmatrix.matrix.oracles.transformers import Oracle, oracle_index, oracle_of, rewriting
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.workloads.stored_oracle import Oracle, oracle_index, oracle_of, rewriting
 
 if TYPE_CHECKING:
     from torch import Tensor

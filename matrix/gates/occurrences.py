@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.oracles.predicted import Prediction, deepest_round, predict, splits_stop
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
+from specmatrix.matrix.workloads.predicted import Prediction, deepest_round, predict, splits_stop
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
 

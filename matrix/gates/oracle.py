@@ -11,10 +11,10 @@ from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.pairing import TIE_NATS, first_difference
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.margins import margin
-from specmatrix.matrix.oracles.transformers import Oracle, oracle_index, oracle_of, rewriting
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.workloads.stored_oracle import Oracle, oracle_index, oracle_of, rewriting
 
 THRESHOLDS: Final = {
     "tie_nats": Threshold(TIE_NATS, "another library's rounding; the profile of a subject may state another one"),

@@ -12,8 +12,8 @@ from specmatrix.engine.core.draft.algorithms import Traits
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number
 from specmatrix.matrix.gates.round_alignment import first_round_mismatch
-from specmatrix.matrix.oracles.transformers import oracle_index
 from specmatrix.matrix.subjects.protocol import Run
+from specmatrix.matrix.workloads.stored_oracle import oracle_index
 
 # Drafters with their own KV, which a turn inherits; the others have no KV that could be stale.
 KEEPS_KV: Final = ("eagle", "eagle3", "nextn", "standalone", "dflash")

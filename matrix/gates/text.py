@@ -10,8 +10,8 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.oracle import OracleGate, comparable
 from specmatrix.matrix.gates.thresholds import Threshold, values
-from specmatrix.matrix.oracles.finish import ending, text_of
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
+from specmatrix.matrix.workloads.finish import ending, text_of
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
 

@@ -7,7 +7,7 @@ from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from specmatrix.matrix.oracles.finish import banned_early
+from specmatrix.matrix.workloads.finish import banned_early
 from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import CHECKPOINTS, eos_ids

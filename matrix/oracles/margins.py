@@ -6,8 +6,8 @@ import json
 from functools import cache
 
 from specmatrix.matrix.cells.cell import MODELS, Cell, asked
-from specmatrix.matrix.oracles.transformers import oracle_index, oracle_of
 from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.workloads.stored_oracle import oracle_index, oracle_of
 from specmatrix.matrix.zoo.registry import CLOSE, margins_file
 
 Places = tuple[dict[int, float], ...]

@@ -2,8 +2,8 @@
 
 Prompts are questions of gsm-mini's test split. Request names: `q<index>` is question `index` of that file,
 `q<index>.again` repeats it (a prefix cache hit), `q<index>.turn<n>` continues it in a session, `w<n>.<m>` belongs to
-wave n, `t<n>` has a short prompt around the size of a chunk, `f<n>` a long one, and `d<n>` is a sample of the
-distribution gate.
+wave n or to line n of `neighbours.KINDS`, `t<n>` has a short prompt around the size of a chunk, `f<n>` a long one, and
+`d<n>` is a sample of the distribution gate.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any, Final
 
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, TIGHT_TOKENS, Cell
 from specmatrix.matrix.cells.start_settings import session_retract
-from specmatrix.matrix.oracles.predicted import Prediction, predict, shape_of
 from specmatrix.matrix.workloads.context_limit import fill_context
 from specmatrix.matrix.workloads.endings import with_both_rounds, with_end_inside
+from specmatrix.matrix.workloads.neighbours import alternating
+from specmatrix.matrix.workloads.predicted import Prediction, predict, shape_of
 from specmatrix.matrix.workloads.questions import (
     ORACLE_PROMPTS,
     count_tokens,
@@ -115,7 +116,8 @@ def _requests(cell: Cell, seed: int) -> Sequence[RequestSpec]:
     else:
         # The first requests, so that no other one takes a part of their chunks.
         requests = [*_tails(cell, seed), *requests, *_draws(cell, seed)]
-        requests += _far(cell, seed, tuple(request.name for request in requests))
+        before = tuple(request.name for request in requests)
+        requests += [*_far(cell, seed, before), *_alternating(cell, seed, before)]
     return with_chat_rules(requests) if cell.sampling == "mixed" else requests
 
 
@@ -265,6 +267,19 @@ def _tails(cell: Cell, seed: int) -> list[RequestSpec]:
         request = replace(request, seed=1000 * seed + 500 + place)
         requests.append(ruled(request, place, tokenizer().encode(" " + answer, add_special_tokens=False).ids))
     return requests
+
+
+def _alternating(cell: Cell, seed: int, after: tuple[str, ...]) -> list[RequestSpec]:
+    """Requests of different kinds beside and behind one another, in cells of rules and stops without chunks."""
+    if (cell.sampling, cell.finish, cell.prefill_chunk) != ("rules", "stops", "off"):
+        return []
+
+    def ask(line: int, place: int, limit: int) -> RequestSpec:
+        index = (seed * 5 + 5 * line + place) % ORACLE_PROMPTS
+        seeded = 1000 * seed + 600 + 5 * line + place
+        return RequestSpec(f"w{line}.{place}", prompt_of(questions()[index][0]), limit, seed=seeded, ignore_eos=True)
+
+    return alternating(ask, after)
 
 
 def far_lengths(cell: Cell) -> tuple[int, ...]:

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.oracles.finish import text_of
-from specmatrix.matrix.oracles.predicted import Prediction
-from specmatrix.matrix.oracles.transformers import oracle_of
+from specmatrix.matrix.workloads.finish import text_of
+from specmatrix.matrix.workloads.predicted import Prediction
 from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.workloads.stored_oracle import oracle_of
 
 # Values of the axis `finish` whose ends a request chooses.
 MOVED: Final = ("length", "stop_token", "stop_string")

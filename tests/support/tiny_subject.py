@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES
-from specmatrix.matrix.oracles.finish import Ending, ending, text_of
-from specmatrix.matrix.oracles.transformers import oracle_of
 from specmatrix.matrix.subjects.protocol import (
     Answer,
     Capability,
@@ -28,8 +26,10 @@ from specmatrix.matrix.subjects.protocol import (
     SubjectRequest,
     Unsupported,
 )
+from specmatrix.matrix.workloads.finish import Ending, ending, text_of
 from specmatrix.matrix.workloads.questions import prompt_ids, questions
 from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.workloads.stored_oracle import oracle_of
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 from specmatrix.matrix.zoo.registry import eos_ids, resolve_path
 

@@ -207,7 +207,7 @@ def test_a_law_is_printed_while_it_runs_and_ctrl_c_ends_the_check(tmp_path: Path
 
 
 def test_a_file_is_enough_for_a_run_and_for_the_rerun_of_its_red_cells(specmatrix: Specmatrix, tmp_path: Path):
-    place = mine(tmp_path)
+    place = mine(tmp_path, engine="    def _accepted(self, due, place):\n        return 1")
     cells = ("--stage", "product", "--workers", "1", "--subject", place)
     status, out, err = specmatrix("run", *cells, "--cells", "none or eagle3.s3.k1.pair", "--out", "first")
     assert status == 1 and "1 passed, 1 failed" in out, out + err

@@ -8,12 +8,12 @@ import torch
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Gate, Outcome
-from specmatrix.matrix.oracles.transformers import Oracle
 from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Answer, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
 from specmatrix.matrix.workloads.questions import ORACLE_PROMPTS
+from specmatrix.matrix.workloads.stored_oracle import Oracle
 
 
 class Measured(NamedTuple):

@@ -6,9 +6,9 @@ from specmatrix.matrix.cells.cell import SHORT_CONTEXT, Cell
 from specmatrix.matrix.gates.acceptance import DRAWN_ROUNDS, LATE_ROUNDS, AcceptanceGate, same_range
 from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.gates.round_alignment import first_round_mismatch
-from specmatrix.matrix.oracles.transformers import Oracle, decode, load_oracle
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.questions import ORACLE_PROMPTS
+from specmatrix.matrix.workloads.stored_oracle import Oracle, decode, load_oracle
 from specmatrix.reports.wording import count
 
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"

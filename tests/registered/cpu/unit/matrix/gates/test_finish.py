@@ -4,8 +4,8 @@ import pytest
 
 from specmatrix.matrix.gates.finish import OLDER, FinishGate
 from specmatrix.matrix.gates.gate import Blame, State
-from specmatrix.matrix.oracles.finish import text_of
 from specmatrix.matrix.subjects.protocol import Capability
+from specmatrix.matrix.workloads.finish import text_of
 from specmatrix.matrix.workloads.questions import tokenizer
 
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"

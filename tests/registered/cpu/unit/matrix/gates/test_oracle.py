@@ -10,9 +10,9 @@ from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.oracles import margins
 from specmatrix.matrix.oracles.margins import margin
-from specmatrix.matrix.oracles.transformers import oracle_of
 from specmatrix.matrix.workloads.questions import questions
 from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.workloads.stored_oracle import oracle_of
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 from specmatrix.matrix.zoo.registry import CLOSE, margins_file
 

@@ -8,8 +8,8 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.gates.text import TextGate
-from specmatrix.matrix.oracles.finish import ending
 from specmatrix.matrix.subjects.protocol import Answer, Run
+from specmatrix.matrix.workloads.finish import ending
 from specmatrix.matrix.workloads.prepared_cell import prepare
 
 PREPARED = prepare(Cell.from_id("eagle3.pair"))

@@ -25,10 +25,10 @@ from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Memory, Run, RunningEngine, Served
-from specmatrix.matrix.workloads.build import BOS_ID
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.questions import prompt_ids
 from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.zoo.tokenizer import BOS_ID
 from specmatrix.reports.schema import CRASH, AskPages, FailingRequest
 
 WRONG, AT = 79, 7

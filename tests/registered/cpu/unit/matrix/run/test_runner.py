@@ -18,13 +18,13 @@ from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.gates.lossless import LosslessGate
 from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.gates.registry import applied_gates
-from specmatrix.matrix.oracles.transformers import Oracle
 from specmatrix.matrix.run.runner import UNJUDGED, Runner, known_shape, reference_runner, subject_runner
 from specmatrix.matrix.subjects import protocol
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
 from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.workloads.stored_oracle import Oracle
 from specmatrix.reports.schema import Waiver, WaiverRule
 from specmatrix.reports.store import cell_from_json, cell_to_json
 

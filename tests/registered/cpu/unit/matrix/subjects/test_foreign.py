@@ -12,7 +12,6 @@ from specmatrix.child_process import ChildProcess
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.registry import GATES as REFERENCE_GATES
 from specmatrix.matrix.gates.registry import applied_gates
-from specmatrix.matrix.oracles.transformers import oracle_of
 from specmatrix.matrix.run.runner import KEPT, Runner
 from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess
 from specmatrix.matrix.subjects.http.openai import TEXTS
@@ -22,6 +21,7 @@ from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.translations import NOT_REFUSED
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
+from specmatrix.matrix.workloads.stored_oracle import oracle_of
 from specmatrix.reports.gate_numbers import GATES
 from specmatrix.reports.schema import CellResult
 from tests.support.tiny_subject import DIVERGED, ReplaySubject

@@ -16,7 +16,6 @@ from specmatrix import HOME
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.oracles.transformers import oracle_index
 from specmatrix.matrix.run.record import judged, lost
 from specmatrix.matrix.run.waivers import load_waivers, waive
 from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, SubjectRequest, Unsupported
@@ -28,6 +27,7 @@ from specmatrix.matrix.subjects.transformers.subject import LAYERS, Transformers
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
 from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.workloads.stored_oracle import oracle_index
 from specmatrix.matrix.zoo.registry import resolve_path
 
 NAMES = ("transformers", *(f"transformers-{name}" for name in ("dynamic", "heuristic", "early-exit", "universal")))

@@ -6,12 +6,12 @@ from specmatrix.matrix.cells.axes import AXES
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.cover.lockfile import stage_cells
-from specmatrix.matrix.oracles.finish import text_of
-from specmatrix.matrix.oracles.predicted import predict, shape_of
-from specmatrix.matrix.oracles.transformers import oracle_index, oracle_of
 from specmatrix.matrix.workloads import build
+from specmatrix.matrix.workloads.finish import text_of
+from specmatrix.matrix.workloads.predicted import predict, shape_of
 from specmatrix.matrix.workloads.questions import prompt_ids, questions, token_id, tokenizer
 from specmatrix.matrix.workloads.sessions import WAVES
+from specmatrix.matrix.workloads.stored_oracle import oracle_index, oracle_of
 from specmatrix.matrix.zoo.tokenizer import EOS_ID
 from tests.support.refusals import refusal
 

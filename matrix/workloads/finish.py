@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import accumulate
 from typing import Final, Literal, NamedTuple
 
-from specmatrix.matrix.subjects.protocol import Answer
 from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import eos_ids
@@ -61,15 +59,3 @@ def ending(request: RequestSpec, ids: tuple[int, ...], target: str, rule: StopRu
         if count >= request.max_new_tokens:
             return Ending(count, "length", None, text_of(ids[:count]))
     return Ending(len(ids), "open", None, text_of(ids))
-
-
-def readings(request: RequestSpec, answer: Answer) -> list[str]:
-    """The distinct texts visible to a streaming reader of a request without retractions: after the first token and
-    after each round the text without a possible beginning of a stop string, and finally the whole text."""
-    ids, seen = answer.output_ids, [""]
-    for count in accumulate(answer.accept_lengths, initial=1):
-        if count < len(ids):
-            text = text_of(ids[:count])
-            begun = [stop[:size] for stop in request.stop for size in range(1, len(stop)) if text.endswith(stop[:size])]
-            seen.append(text[: len(text) - max(map(len, begun), default=0)])
-    return list(dict.fromkeys([*seen, answer.text]))

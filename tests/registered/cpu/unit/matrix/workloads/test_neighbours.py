@@ -1,0 +1,62 @@
+from itertools import pairwise, product
+
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.workloads.build import workload
+from specmatrix.matrix.workloads.neighbours import FEATURES
+from specmatrix.matrix.workloads.request import RequestSpec
+
+CELL = Cell.from_id("eagle3.s3.k4.n8.v2.p16.mixed_lengths.rules.stops")
+
+
+def features(request: RequestSpec) -> dict[str, bool]:
+    """What a request asks for, read from its fields."""
+    scored = request.logprobs or bool(request.top_logprobs)
+    return dict(zip(FEATURES, (request.ruled, request.temperature > 0, scored, bool(request.stop)), strict=True))
+
+
+def lines(seed: int) -> list[list[RequestSpec]]:
+    """The long request of each line and the short ones beside it."""
+    found: dict[str, list[RequestSpec]] = {}
+    for request in workload(CELL, seed):
+        if request.name.startswith("w"):
+            found.setdefault(request.name.partition(".")[0], []).append(request)
+    return list(found.values())
+
+
+def combined(one: RequestSpec, other: RequestSpec) -> set[tuple[object, ...]]:
+    """Every pair of values of a feature of one and a feature of the other."""
+    return set(product(features(one).items(), features(other).items()))
+
+
+def test_every_two_features_meet_on_and_off_in_neighbours_and_in_successors_on_a_row():
+    every = set(product(product(FEATURES, (False, True)), repeat=2))
+    for seed in (0, 3):
+        rows = lines(seed)
+        beside = set().union(*(combined(long, short) for long, *shorts in rows for short in shorts))
+        behind = set().union(*(combined(*two) for two in pairwise(short for _, *shorts in rows for short in shorts)))
+        assert beside == behind == every
+
+
+def test_each_feature_of_neighbour_predecessor_and_newcomer_has_all_values():
+    for name in FEATURES:
+        found = {
+            (features(long)[name], features(before)[name], features(after)[name])
+            for long, *shorts in lines(0)
+            for before, after in pairwise(shorts)
+        }
+        assert len(found) == 8, name
+
+
+def test_a_short_one_follows_the_one_before_on_the_row_beside_an_older_long_one():
+    requests = list(workload(CELL, 0))
+    names = [request.name for request in requests]
+    for (long, first, *others), before in zip(lines(0)[1:], lines(0), strict=False):
+        assert long.after == (before[0].name,) and set(first.after) == {before[-1].name, before[0].name}
+        assert names.index(long.name) < names.index(first.name), "the older one keeps its place in a step"
+        assert [one.after for one in others] == [(one.name,) for one in (first, *others[:-1])]
+    assert set(lines(0)[0][0].after) == {name for name in names if name[0] != "w"}
+
+
+def test_only_cells_of_rules_and_stops_without_chunks_have_them():
+    for change in ({"prefill_chunk": "7"}, {"finish": "eos"}, {"sampling": "mixed"}):
+        assert not any(request.name.startswith("w") for request in workload(CELL._replace(**change), 0))
