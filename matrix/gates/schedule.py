@@ -11,8 +11,9 @@ from specmatrix.matrix.gates.evidence import widest
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.forwards import DraftShape, SparePositions, needless_forwards
+from specmatrix.matrix.oracles.needed_work import Sizes, WorkDone, WorkMismatch
 from specmatrix.matrix.oracles.prefix import span_of
-from specmatrix.matrix.oracles.work import Sizes, WorkDone, WorkMismatch, WorkReplay
+from specmatrix.matrix.oracles.work import WorkReplay
 from specmatrix.matrix.subjects.protocol import Capability, Run, Stalled
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
@@ -95,6 +96,7 @@ def _numbers(done: WorkDone, run: Run, needless: int) -> dict[str, Number]:
     forwards = [shape for step in run.work.forwards for shape in (*step.target, *step.draft)]
     return {
         "steps": len(done.steps),
+        "overlapped": done.overlapped,
         "computed": done.computed,
         "reused": done.reused,
         "evicted": done.evicted,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.oracles.work import NeededStep
+from specmatrix.matrix.oracles.needed_work import NeededStep
 from specmatrix.matrix.subjects.protocol import StepForwards
 
 

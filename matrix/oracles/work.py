@@ -10,57 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from specmatrix.errors import described
+from specmatrix.matrix.oracles.needed_work import Launched, NeededStep, Sizes, WorkDone, WorkMismatch
 from specmatrix.matrix.oracles.page_trie import PageTrie
 from specmatrix.matrix.subjects.protocol import Journal, JournalEntry, Moment, SentRequest
 
 EVERYTHING: Final = 1 << 60
-
-
-class WorkMismatch(Exception):
-    """The engine did work other than needed. request: id of the request, 0 for none."""
-
-    def __init__(self, message: str, request: int = 0) -> None:
-        super().__init__(message)
-        self.request = request
-
-
-class Sizes(NamedTuple):
-    """chunk: tokens of a prefill step, None for any number. rows: requests that run at once. width: positions of the
-    widest round. span: tokens past a page that its KV depends on. window: (tokens, pages) of sliding layers."""
-
-    pages: int
-    page: int
-    chunk: int | None
-    rows: int
-    lag: int
-    width: int
-    span: int
-    caches: bool
-    window: tuple[int, int] | None = None
-
-    @property
-    def overrun(self) -> int:
-        """Positions that a request may need past its known tokens: a round for each step that may be in flight."""
-        return (self.lag + 1) * self.width
-
-
-class Launched(NamedTuple):
-    """One request in one step. end: upper bound of the KV length, as known to the host."""
-
-    request: int
-    width: int
-    end: int
-
-
-class NeededStep(NamedTuple):
-    """The rows that one step launches. scored: whether log-probabilities of prompt tokens are needed."""
-
-    prefill: bool
-    rows: tuple[Launched, ...]
-    scored: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -125,19 +82,6 @@ class KVRow:
         return self.committed + sum(one.width for _, _, one in self.flights)
 
 
-@dataclass(slots=True)
-class WorkDone:
-    """Totals of the work done. held: peak number of pages in use."""
-
-    computed: int = 0
-    reused: int = 0
-    evicted: int = 0
-    retracted: int = 0
-    dropped: int = 0
-    steps: list[NeededStep] = field(default_factory=list)
-    held: int = 0
-
-
 class WorkReplay:
     """Replays a journal from the engine's start. outputs: prompt and output of each answered request; names: of
     requests, in messages; both by request id. An aborted request ends when it is aborted, any other with its output."""
@@ -161,6 +105,7 @@ class WorkReplay:
         self.waiting: list[PlannedRequest] = []
         self.active: list[PlannedRequest] = []
         self.requests: dict[int, PlannedRequest] = {}
+        self.unread: deque[set[int]] = deque()  # of each step in flight, the identities of its rows that are
 
     def run(self, moments: Sequence[Moment]) -> WorkDone:
         """Replay the journal and return the totals. WorkMismatch at the first deviation."""
@@ -174,6 +119,7 @@ class WorkReplay:
         effective = {moment.id for moment in moments if moment.what == "abort"}
         ends = [moment.at for moment in moments[1:]] + [EVERYTHING]
         for moment, end in zip(moments, ends, strict=True):
+            due = len(self.unread)
             if moment.what == "send":
                 self._send(self.sent[moment.id], moment.id in effective)
             elif moment.what == "abort":
@@ -183,9 +129,23 @@ class WorkReplay:
             elif moment.what == "flush":
                 self._flush()
             else:
-                self.done.steps.append(self._plan())
+                due = self._step()
             self._resolve(end)
+            if len(self.unread) != due:
+                text = f"step {len(self.done.steps)}: {due} launched steps must stay unread; got {len(self.unread)}"
+                raise WorkMismatch(text)
         return self.done
+
+    def _step(self) -> int:
+        """Launch a step. The number of steps that are in flight once results were read: as many as the lag allows, none
+        if no request can run."""
+        before, step = len(self.unread), self._plan()
+        self.done.steps.append(step)
+        if not step.rows:
+            return 0
+        self.done.overlapped += before > 0
+        self.unread.append({id(row) for row in step.rows})
+        return min(before + 1, self.sizes.lag)
 
     # Actions of the workload.
 
@@ -428,6 +388,9 @@ class WorkReplay:
     def _settle(self, row: KVRow, count: int) -> None:
         request, prefill, launched = row.flights.popleft()
         row.committed += count
+        self.unread[0].discard(id(launched))
+        if not self.unread[0]:
+            self.unread.popleft()
         if not request.running:
             return
         if prefill:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from specmatrix.matrix.simulation.toy import VOCAB
 
 BOS: Final = 3
 SHARED: Final = (3, 1, 4, 1, 5, 9, 2, 6)
+MAX_NEW: Final = 14
+CROWDED: Final = 0.2  # the share of schedules that begin with more requests than memory holds
+# Where an abort may find a request: queued, in its prompt or output, or with steps in flight, stopped or retracted.
+PHASES: Final = ("waiting", "prefill", "decoding", "draining", "retracting")
 STOPS: Final[tuple[tuple[str, ...], ...]] = ((), (), (), ("ab",), ("c",), ("dd", "ef"))
 
 
@@ -52,10 +56,12 @@ class ArrivingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The `request`-th arriving request is aborted; no effect if it was refused or has ended."""
+    """The `request`-th arriving request is aborted; no effect if it was refused or has ended. phase: one of `PHASES`,
+    which the abort waits for, "retracting" of any request; "" for the step `at`."""
 
     at: int
     request: int
+    phase: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,8 @@ class Scenario:
 
 def _text(event: Event) -> str:
     if isinstance(event, Abort):
-        return f"abort request {event.request + 1}"
+        when = f" once it is {event.phase}" if event.phase else ""
+        return f"abort request {event.request + 1}{when}"
     if isinstance(event, Close):
         return f"close session {event.session}"
     kind = "request" if event.session is None else f"turn of session {event.session}"
@@ -97,13 +104,14 @@ def _text(event: Event) -> str:
     return f"{kind} with tokens {list(event.tokens)}, max_new_tokens {event.new}{stop}"
 
 
-def draw(seed: int) -> Scenario:
-    """The schedule of a seed, deterministic on every machine."""
-    rng = random.Random(seed)
+def draw(seed: int, lag: int | None = None) -> Scenario:
+    """The schedule of a seed, deterministic on every machine. lag: instead of the drawn one."""
+    rng, phases = random.Random(seed), random.Random(f"phases of {seed}")
     size = rng.choice((1, 1, 2, 3, 4, 8))
     window = rng.choice((None, None, None, None, 1, 3, 6))
+    drawn = rng.choice((0, 1, 1, 2, 3))
     setup = SimulationSetup(
-        lag=rng.choice((0, 1, 1, 2, 3)),
+        lag=drawn if lag is None else lag,
         page_size=size,
         pages=max(2, rng.randrange(20, 60) // size),
         steps=rng.choice((0, 1, 2, 4)),
@@ -119,20 +127,33 @@ def draw(seed: int) -> Scenario:
     )
     events: list[Event] = []
     at = asked = 0
+    if phases.random() < CROWDED:
+        setup, events = _crowded(setup, phases)
+        asked = len(events)
+        events.append(Abort(0, 0, phases.choice(("retracting", ""))))
     for _ in range(rng.randrange(2, 10)):
         what = rng.random()
         if what < 0.2 and asked:
             at += rng.randrange(1, 6)
-            events.append(Abort(at, max(0, asked - rng.choice((1, 1, 1, 2, 3)))))
+            phase = phases.choice(("", "", "", *PHASES))
+            events.append(Abort(at, max(0, asked - rng.choice((1, 1, 1, 2, 3))), phase))
         elif what < 0.25:
             at += rng.randrange(5)
             events.append(Close(at, rng.randrange(2)))
         else:
             session = rng.choice((None, None, 0, 0, 0, 1))
             at += rng.choice((0, 0, 0, 2)) if session is None else rng.choice((0, 2, 6, 12))
-            events.append(ArrivingRequest(at, _prompt(rng), rng.randrange(1, 15), rng.choice(STOPS), session))
+            events.append(ArrivingRequest(at, _prompt(rng), rng.randrange(1, MAX_NEW + 1), rng.choice(STOPS), session))
             asked += 1
     return Scenario(setup, tuple(events))
+
+
+def _crowded(setup: SimulationSetup, rng: random.Random) -> tuple[SimulationSetup, list[Event]]:
+    """The setup with memory for one of three long requests that arrive together, so that some are retracted."""
+    overrun = (setup.lag + 1) * (4 if setup.adaptive else setup.steps + 1)
+    room = len(SHARED) + MAX_NEW + overrun + rng.randrange(8)
+    events = [ArrivingRequest(0, _prompt(rng), MAX_NEW) for _ in range(3)]
+    return replace(setup, pages=-(-room // setup.page_size), rows=3), [*events]
 
 
 def _prompt(rng: random.Random) -> tuple[int, ...]:

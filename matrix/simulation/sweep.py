@@ -34,24 +34,25 @@ class Sweep:
     failure: SweepFailure | None = None
 
 
-def sweep(seed: int, more: Callable[[int], bool]) -> Sweep:
-    """Run the schedules of `seed` while more(number run) is true, or until one fails."""
+def sweep(seed: int, more: Callable[[int], bool], lag: int | None = None) -> Sweep:
+    """Run the schedules of `seed` while more(number run) is true, or until one fails. lag: of every schedule, None for
+    the drawn ones."""
     done = Sweep()
     while done.failure is None and more(done.schedules):
         number = seed * STRIDE + done.schedules
-        scenario = draw(number)
+        scenario = draw(number, lag)
         error, counters = attempt(scenario, audited=done.schedules % AUDIT_EVERY == 0)
         if error is not None:
-            done.failure = reduce(number, error)
+            done.failure = reduce(number, error, lag)
         done.schedules += 1
         done.counters.update(counters)
         done.hits.update(name for name, count in counters.items() if count)
     return done
 
 
-def reduce(seed: int, error: Exception) -> SweepFailure:
+def reduce(seed: int, error: Exception, lag: int | None = None) -> SweepFailure:
     """Shrink the seed's schedule to the smallest that raises the same exception type."""
-    drawn = draw(seed)
+    drawn = draw(seed, lag)
     smallest = shrink(drawn, lambda scenario: type(attempt(scenario)[0]) is type(error))
     found = attempt(smallest)[0] or error
     return SweepFailure(seed, drawn, smallest, f"{type(found).__name__}: {found}")

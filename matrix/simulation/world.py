@@ -31,6 +31,13 @@ class Violation(Exception):
     """The engine violated an invariant that is not a law of the ledger."""
 
 
+def phase_of(request: Request) -> str:
+    """One of `PHASES`, or "done"."""
+    if request.phase is Phase.RUNNING:
+        return "decoding" if request.decoding else "prefill"
+    return "retracting" if request.retracting else request.phase.value
+
+
 class SessionModel:
     """The expected history of one streaming session."""
 
@@ -67,6 +74,9 @@ class World:
         self.now = 0
         self._waiting: list[Request] = []  # turns that were waiting after the last step
         self._turns: list[Request] = []  # turns that have not been released
+        self._planned: list[tuple[Request, str]] = []  # aborts that wait for a phase
+        self._aborted: list[Request] = []
+        self._found = Counter[str]()  # phases in which aborts found their requests
 
     def run(self, events: tuple[Event, ...]) -> Counter[str]:
         """Run all events and requests to the end. Returns the counters; raises Violation or the engine's exception."""
@@ -83,7 +93,7 @@ class World:
                 self.step()
             self.now += 1
         self.finish()
-        return Counter(self.loop.counters.counts)
+        return Counter(self.loop.counters.counts) + self._found
 
     def fire(self, event: Event) -> None:
         """Apply one event now."""
@@ -92,7 +102,8 @@ class World:
         elif isinstance(event, Abort):
             request = self.asked[event.request] if event.request < len(self.asked) else None
             if request is not None:
-                self._abort(request)
+                self._planned.append((request, event.phase))
+                self._abort_planned()
         elif event.session in self.lines:
             line = self.lines.pop(event.session)
             self.closed.append(line)
@@ -170,7 +181,25 @@ class World:
             if request.phase is Phase.DONE:
                 self._check_kept(request)
         self._look()
+        self._abort_planned()
         self.reap()
+
+    def _abort_planned(self) -> None:
+        """Send the aborts whose requests are in the phase that they wait for. One for retracted requests takes any, as
+        there are few."""
+        live = [one for one in self.asked if one is not None and one.phase is not Phase.DONE]
+        left, found = [], []
+        for request, phase in self._planned:
+            among = live if phase == "retracting" else [request]
+            victim = next((one for one in among if phase in ("", phase_of(one))), None)
+            if victim is not None:
+                found.append(victim)
+            elif request in live or phase == "retracting":
+                left.append((request, phase))
+        self._planned = left
+        for request in found:
+            self._found[f"simulated.abort_{phase_of(request)}"] += 1
+            self._abort(request)
 
     def _look(self) -> None:
         self._turns = [request for request in self._turns if request.phase is not Phase.DONE]
@@ -196,7 +225,11 @@ class World:
         """Abort between two steps; this may change the KV of the request's own session only."""
         held = {a.rid: a.committed for a in self.ledger.accounts.values() if a.held}
         turns = [turn for turn in self._turns if turn.phase is not Phase.WAITING]
-        self.loop.abort(request.rid)
+        phase, live = phase_of(request), request.finish is None
+        if self.loop.abort(request.rid) is not live:
+            raise Violation(f"an abort of request {request.rid}, which is {phase}, returned {not live}")
+        if live:
+            self._aborted.append(request)
         ended = [turn for turn in turns if turn.phase is Phase.DONE]
         for turn in ended:
             self._check_kept(turn)
@@ -237,6 +270,8 @@ class World:
         if request.finish is None or request.phase is not Phase.DONE:
             raise Violation(f"request {request.rid} never ended")
         tokens, text, finish = reference(request.prompt, request.params, self.eos)
+        if request in self._aborted and request.finish.reason != "abort":
+            raise Violation(f"request {request.rid} was aborted and ended by {request.finish.reason}")
         if request.finish.reason == "abort":
             if request.output != tokens[: len(request.output)]:
                 raise Violation(

@@ -90,9 +90,23 @@ def said_after_its_abort(monkeypatch):
     monkeypatch.setattr(Scheduler, "abort", repeat)
 
 
+def runs_on_after_its_abort(monkeypatch):
+    """An abort of a request that drains for a retraction is forgotten."""
+    end = Scheduler.end
+    monkeypatch.setattr(Scheduler, "end", lambda self, one, finish: None if one.retracting else end(self, one, finish))
+
+
+def deaf_while_retracting(monkeypatch):
+    """An abort of a request that drains for a retraction is refused."""
+    abort = Scheduler.abort
+    monkeypatch.setattr(Scheduler, "abort", lambda self, rid: not self.requests[rid].retracting and abort(self, rid))
+
+
 @pytest.mark.parametrize(
     ("plant", "error", "events"),
     [
+        (runs_on_after_its_abort, " was aborted and ended by ", 4),
+        (deaf_while_retracting, ", which is retracting, returned False", 4),
         (held_one_short, "its session keeps", 1),
         (page_leaked_by_hold, "law 1", 1),
         (sessions_pinned, "no request can run and nothing is in flight", 2),
@@ -116,6 +130,14 @@ def test_a_planted_bug_is_found_and_shrunk(monkeypatch, plant, error, events):
     assert f"specmatrix simulate --replay {failure.seed}" in text and smallest.text() in text
     monkeypatch.undo()
     assert attempt(smallest)[0] is None and attempt(failure.drawn)[0] is None
+
+
+def test_a_lag_replaces_those_drawn(monkeypatch, capsys):
+    assert {draw(number, 2).setup.lag for number in range(40)} == {2}
+    assert draw(7, draw(7).setup.lag) == draw(7)
+    held_one_short(monkeypatch)
+    assert main(["simulate", "--schedules", "500", "--lag", "0"]) == 1
+    assert re.search(r"again: specmatrix simulate --replay \d+ --lag 0$", capsys.readouterr().out.strip())
 
 
 def test_the_command_prints_the_situations_met_or_the_smallest_failure(monkeypatch, capsys):
