@@ -248,8 +248,10 @@ def randomised_pit(below: Sequence[float], at: Sequence[float], uniform: Sequenc
     return np.minimum(values, 1.0)
 
 
-def ks_uniform(values: npt.NDArray[np.float64]) -> FitResult:
-    """Kolmogorov-Smirnov test that `values` are uniform on [0, 1]. ValueError below 5 values or outside [0, 1].
+def ks_uniform(values: npt.NDArray[np.float64], allowed: float = 0.0, groups: int | None = None) -> FitResult:
+    """Kolmogorov-Smirnov test that `values` are uniform on [0, 1], or that their distribution function is at most
+    `allowed` away from that. groups: number of independent groups of values, if these are not independent of each
+    other. ValueError below 5 values or outside [0, 1].
 
     `p` is twice the exact probability of one side, which counts the two sides together twice: it is too large by less
     than 1e-4 of itself for p below 0.1, and by about a tenth at most. scipy.stats would be exact there, and its import
@@ -264,19 +266,19 @@ def ks_uniform(values: npt.NDArray[np.float64]) -> FitResult:
     steps = np.arange(len(values) + 1) / len(values)
     ordered = np.sort(values)
     statistic = float(max((steps[1:] - ordered).max(), (ordered - steps[:-1]).max()))
-    return FitResult(statistic, min(1.0, 2 * float(smirnov(len(values), statistic))))
+    beyond = max(0.0, statistic - allowed)
+    return FitResult(statistic, min(1.0, 2 * float(smirnov(groups or len(values), beyond))))
 
 
 class LawFit(NamedTuple):
     """How well counts fit a law. bins: of outcomes, each expected at least `LEAST_EXPECTED` times. variation: the total
-    variation between counts and law over these bins; at_least: what it is at least, but for a probability `alpha`.
-    detectable: any law as far away as this over the bins has p below `alpha` with probability `POWER` or more."""
+    variation between counts and law over these bins. detectable: any law as far away as this over the bins has p below
+    `alpha` with probability `POWER` or more."""
 
     statistic: float
     p: float
     bins: int
     variation: float
-    at_least: float
     detectable: float
 
 
@@ -285,8 +287,7 @@ def law_fit(counts: Sequence[int], law: Sequence[float], alpha: float) -> LawFit
     is every other outcome. ValueError for too few outcomes for two bins.
 
     Laws whose total variation is t have a chi-square distance of at least 4 t^2 (Cauchy and Schwarz), which times n is
-    the noncentrality. An empirical distribution is further away than its law by at most the mean, half the sum of
-    sqrt(p (1 - p) / n), but for a probability alpha, and sqrt(log(1 / alpha) / (2 n)) (McDiarmid 1989).
+    the noncentrality.
     """
     from scipy.special import chdtrc, chdtri, chndtrinc
 
@@ -301,16 +302,47 @@ def law_fit(counts: Sequence[int], law: Sequence[float], alpha: float) -> LawFit
     check_count("number of bins", len(bins), 2)
     statistic = sum((got - part * n) ** 2 / (part * n) for got, part in bins)
     variation = sum(abs(got / n - part) for got, part in bins) / 2
-    mean = sum(math.sqrt(part * (1 - part) / n) for _, part in bins) / 2
     far = chndtrinc(chdtri(len(bins) - 1, alpha), len(bins) - 1, 1 - POWER)
     return LawFit(
         statistic,
         float(chdtrc(len(bins) - 1, statistic)),
         len(bins),
         variation,
-        max(0.0, variation - mean - math.sqrt(math.log(1 / alpha) / (2 * n))),
         math.sqrt(far / (4 * n)),
     )
+
+
+class LeastVariation(NamedTuple):
+    """at_least: of a total variation, but for a probability `alpha`. margin: a variation that is larger than a limit by
+    this is found to be above it with probability `POWER` or more, by simulation of laws with one outcome off and with
+    half of them off."""
+
+    at_least: float
+    margin: float
+
+
+def least_variation(
+    first: Sequence[int], second: Sequence[int], law: Sequence[float], alpha: float
+) -> LeastVariation:
+    """How far from a law another one is, of which there are two samples. first, second: counts by outcome, as `law`.
+
+    The outcomes that one sample has too often, by half a standard error and more, are an event, whose probability the
+    other sample bounds from below (Clopper and Pearson 1934, Biometrika 26:404): less its probability by the law, that
+    is a bound of the total variation. Each sample is used in both ways, so each bound has half of `alpha`.
+    """
+    from scipy.special import betaincinv
+
+    found = 0.0
+    for chooses, counts in ((first, second), (second, first)):
+        due = (share * sum(chooses) for share in law)
+        event = [seen > one + math.sqrt(one) / 2 for seen, one in zip(chooses, due, strict=True)]
+        n, hits = sum(counts), sum(seen for seen, inside in zip(counts, event, strict=True) if inside)
+        low = float(betaincinv(hits, n - hits + 1, alpha / 2)) if hits else 0.0
+        found = max(found, low - sum(share for share, inside in zip(law, event, strict=True) if inside))
+    errors = NORMAL.inv_cdf(1 - alpha / 2) + NORMAL.inv_cdf(POWER)
+    # Half of what an empirical law is off by on average: the outcomes are chosen by one.
+    chosen = sum(math.sqrt(share * (1 - share)) for share in law) / 4
+    return LeastVariation(found, (errors / 2 + chosen) / math.sqrt(min(sum(first), sum(second))))
 
 
 class Shift(NamedTuple):

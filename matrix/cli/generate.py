@@ -93,7 +93,9 @@ def _answer(asked: EngineConfig, prompt: str, params: SamplingParams) -> int:
         with waiting("timing it without a drafter"):
             reference, plain_seconds = _timed(_without_drafter(asked), prompt, params)
         length = output.meta_info.get("spec_accept_length", 1.0)
-        same = "same tokens" if reference.output_ids == output.output_ids else "OTHER TOKENS"
+        drawn = params.temperature > 0 and asked.speculative_acceptance != "match"
+        other = "other tokens of the same distribution" if drawn else "OTHER TOKENS"
+        same = "same tokens" if reference.output_ids == output.output_ids else other
         ratio = plain_seconds / seconds * len(output.output_ids) / max(len(reference.output_ids), 1)
         parts = [f"{resolved.algorithm} accepts {length:.2f} tokens per round", *parts]
         parts.append(f"{ratio:.2f} times the speed without a drafter ({same})")

@@ -26,24 +26,24 @@ class ChancesGate:
     with the sum of min(p, q) if it is drawn from q, else with the probability of the draft's best token. p and q are
     of the target's own network and of naive drafts, under the request's temperature and filters, so that rounds are
     compared like for like with the reference engine's. The requests are the samples of `distribution`, whose texts end
-    by length alone. accepts: by algorithm, the subject's rule.
+    by length alone. accepts: by cell, the subject's rule.
     """
 
     name: str = "rejection"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS, Capability.ROUNDS})
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
-    accepts: Callable[[str], AcceptanceRule] = Profile(frozenset()).rule_of
+    accepts: Callable[[Cell], AcceptanceRule] = Profile(frozenset()).rule_of
 
     def applies(self, cell: Cell) -> bool:
         """Cells with sampled draws and a drafter of the zoo, under a rule that keeps the target's law."""
         drafts = cell.algorithm not in ("none", "ngram") and cell.own_traits is None
-        return drafts and draws_apply(cell) and self.accepts(cell.algorithm).rule != "lossy"
+        return drafts and draws_apply(cell) and self.accepts(cell).rule != "lossy"
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED with fewer than `min_rounds` rounds."""
         import torch
 
-        cell, places, compared = prepared.cell, Places(), 0
+        cell, places, compared, rule = prepared.cell, Places(), 0, self.accepts(prepared.cell)
         drawn = {one.name: one for one in run.requests if one.name.startswith("d") and not one.ruled}
         answers = [answer for answer in run.answers if answer.name in drawn and not answer.retractions]
         # Of some engines the first round emits the token that of others the prefill does.
@@ -61,7 +61,6 @@ class ChancesGate:
                     tell = min(length, width - 1, left - 1)
                     if tell > 0:
                         path = answer.output_ids[at : at + length - 1]
-                        rule = self.accepts(cell.algorithm).rule
                         chances = chances_along(text, text.draft((width - 1, 1, width)), known, path, tell, rule)
                         add_chances(places, chances, length - 1)
                         compared += 1

@@ -18,7 +18,7 @@ from specmatrix.matrix.workloads.build import DRAWN_TOKENS, draws_apply
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.workloads.request import RequestSpec
-from specmatrix.reports.stats import LEAST_EXPECTED, ks_uniform, law_fit, randomised_pit
+from specmatrix.reports.stats import LEAST_EXPECTED, ks_uniform, law_fit, least_variation, randomised_pit
 
 # Imported late: commands that only start workers import the gates without numpy.
 if TYPE_CHECKING:
@@ -48,14 +48,19 @@ class DistributionGate:
     The distribution is rebuilt from the run's log-probabilities (softmax of logits / temperature) with top-k and top-p
     reapplied; log-probabilities are compared with the baseline's after equal prefixes. Outputs of three tokens must
     follow their joint law as the target's own network has it; by that law alone a subject without log-probabilities is
-    judged. accepts: by algorithm, the subject's rule of acceptance. One that states a loss is judged by the total
-    variation between its outputs and their joint law, which may be at least what it states only by chance.
+    judged.
+
+    accepts: by cell, the subject's rule of acceptance. Where it states a loss, the total variation between outputs and
+    their joint law may not be above it, but for a probability `joint_alpha`. The tests of single tokens then allow what
+    follows from that loss: a share of it of outputs with a token outside its set, and twice it between distribution
+    functions, as a token and those before it are each off by the loss at most. A loss that is not stated fails as any
+    defect does.
     """
 
     name: str = "distribution"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS, Capability.LOGPROBS})
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
-    accepts: Callable[[str], AcceptanceRule] = Profile(frozenset()).rule_of
+    accepts: Callable[[Cell], AcceptanceRule] = Profile(frozenset()).rule_of
 
     def applies(self, cell: Cell) -> bool:
         """Cells whose workload contains sampled requests."""
@@ -69,9 +74,9 @@ class DistributionGate:
         drawn = [
             pair for pair in pairs(run, baseline) if pair.request.name.startswith("d") and pair.request.temperature > 0
         ]
-        rule = self.accepts(prepared.cell.algorithm)
-        if rule.loss or Capability.LOGPROBS not in self.needs:
-            return self._against_law(prepared.cell.target, drawn, Outcome(self.name, State.NOT_MEASURED), rule)
+        loss = self.accepts(prepared.cell).loss
+        if Capability.LOGPROBS not in self.needs:
+            return self._against_law(prepared.cell.target, drawn, Outcome(self.name, State.NOT_MEASURED), loss)
         vocab_size = tokenizer().get_vocab_size()
         if any(
             min(len(p.answer.top_logprobs), len(p.answer.logprobs)) < len(p.answer.output_ids) for p in drawn
@@ -87,10 +92,10 @@ class DistributionGate:
             text = f"{len(draws)} tokens were sampled; the test needs at least {self.thresholds['min_draws']:g}"
             return Outcome(self.name, State.NOT_MEASURED, {"draws": len(draws)}, message=text)
         fast = prepared.cell.numerics == "fast"  # whose log-probabilities are judged by the gate `precision`
-        outcome = self._judge_draws(draws, _largest_gap(drawn, paired=not fast))
-        return self._against_law(prepared.cell.target, drawn, outcome, rule)
+        outcome = self._judge_draws(draws, _largest_gap(drawn, paired=not fast), loss)
+        return self._against_law(prepared.cell.target, drawn, outcome, loss)
 
-    def _against_law(self, target: str, drawn: Sequence[AnswerPair], outcome: Outcome, rule: AcceptanceRule) -> Outcome:
+    def _against_law(self, target: str, drawn: Sequence[AnswerPair], outcome: Outcome, loss: float) -> Outcome:
         """Compare whole outputs of equal requests with their joint law, in which a token may depend on those before it
         in a wrong way; not those with logit rules but min_p, which the law does not have."""
         asked = [replace(pair.request, name="", seed=None) for pair in drawn]
@@ -100,48 +105,58 @@ class DistributionGate:
             text = f"{number} equal requests were sampled; the test needs at least {self.thresholds['min_draws']:g}"
             return outcome if outcome.state is not State.NOT_MEASURED else replace(outcome, message=text)
         law = joint_law(target, request)
-        seen = Counter(pair.answer.output_ids for pair, one in zip(drawn, asked, strict=True) if one == request)
-        counts = [seen.pop(output, 0) for output in law]
+        outputs = [pair.answer.output_ids for pair, like in zip(drawn, asked, strict=True) if like == request]
+        one, other = (_counts(law, outputs[start::2]) for start in (0, 1))
         shares = [*law.values(), max(0.0, 1 - sum(law.values()))]
         if (1 - shares[0]) * number < LEAST_EXPECTED:
             return outcome if outcome.state is not State.NOT_MEASURED else replace(outcome, message=ALONE)
-        fit = law_fit([*counts, sum(seen.values())], shares, self.thresholds["joint_alpha"])
+        fit = law_fit([sum(pair) for pair in zip(one, other, strict=True)], shares, self.thresholds["joint_alpha"])
+        least = least_variation(one, other, shares, self.thresholds["joint_alpha"])
         more = {"joint_p": fit.p, "bins": fit.bins, "variation": fit.variation, "detectable": fit.detectable}
+        if loss:
+            more |= {"loss": loss, "at_least": least.at_least, "detectable": loss + least.margin}
         outcome = replace(outcome, numbers={"draws": number, **outcome.numbers, **more})
         if outcome.state is State.FAIL:
             return outcome
         fault = ""
-        if not rule.loss and fit.p < self.thresholds["joint_alpha"]:
+        if not loss and fit.p < self.thresholds["joint_alpha"]:
             fault = f"outputs of {DRAWN_TOKENS} tokens do not follow the target's law "
             fault += f"(chi-square over {fit.bins} bins, p = {fit.p:.2g})"
-        elif rule.loss and fit.at_least > rule.loss:
-            fault = f"outputs of {DRAWN_TOKENS} tokens are a total variation of {fit.at_least:.3f} or more from the "
-            fault += f"target's law; the subject's profile states {rule.loss:g} at most"
+        elif loss and least.at_least > loss:
+            fault = f"outputs of {DRAWN_TOKENS} tokens are a total variation of {least.at_least:.3f} or more from the "
+            fault += f"target's law; the subject's profile states {loss:g} at most"
         return replace(outcome, state=State.FAIL if fault else State.PASS, message=fault)
 
-    def _judge_draws(self, draws: Sequence[Draw], gap: float) -> Outcome:
+    def _judge_draws(self, draws: Sequence[Draw], gap: float, loss: float) -> Outcome:
         import numpy as np
+        from scipy.special import bdtrc
 
-        below, at, outside = [], [], 0
+        below, at, outside = [], [], Counter[str]()
         for request, context, token in draws:
             before, share = place(request, context, token, self.thresholds["edge"])
-            outside += share == 0.0
+            outside[request.name] += share == 0.0
             below.append(before)
             at.append(share)
         uniform = np.random.default_rng(len(draws)).random(len(draws))
-        fit = ks_uniform(randomised_pit(below, at, list(uniform)))
-        serial = ks_uniform(serial_steps(draws, self.thresholds["edge"]))
+        groups = len(outside) if loss else None  # with a loss, tokens of one output depend on each other
+        fit = ks_uniform(randomised_pit(below, at, list(uniform)), 2 * loss, groups)
+        serial = ks_uniform(serial_steps(draws, self.thresholds["edge"]), 2 * loss, groups)
+        strange = sum(count > 0 for count in outside.values())
+        # As many outputs with such a token, or more, are this likely where a share `loss` of all may have one.
+        beyond = strange > 0 and float(bdtrc(strange - 1, len(outside), loss)) < self.thresholds["joint_alpha"]
         numbers: dict[str, Number] = {
             "draws": len(draws),
-            "outside": outside,
+            "outside": outside.total() if beyond else 0,
             "statistic": fit.statistic,
             "p": fit.p,
             "serial_p": serial.p,
             "logprob_gap": gap,
         }
+        if strange and not beyond:
+            numbers["outside_by_loss"] = outside.total()
         fault = ""
-        if outside:
-            fault = f"{outside} of {len(draws)} sampled tokens are outside their top-k and top-p set"
+        if beyond:
+            fault = f"{outside.total()} of {len(draws)} sampled tokens are outside their top-k and top-p set"
         elif fit.p < self.thresholds["alpha"]:
             fault = f"sampled tokens do not follow the target's distribution (Kolmogorov-Smirnov p = {fit.p:.2g})"
         elif serial.p < self.thresholds["alpha"]:
@@ -161,6 +176,12 @@ def place(request: RequestSpec, context: Context, token: int, edge: float) -> tu
     if index >= len(kept):
         return 1.0, 0.0
     return float(kept[:index].sum()), float(kept[index])
+
+
+def _counts(law: Mapping[tuple[int, ...], float], outputs: Sequence[tuple[int, ...]]) -> list[int]:
+    """How often each output of a law was seen, and how often all others."""
+    seen = Counter(outputs)
+    return [*(seen.pop(output, 0) for output in law), seen.total()]
 
 
 def serial_steps(draws: Sequence[Draw], edge: float) -> Floats:

@@ -29,19 +29,19 @@ Places: TypeAlias = list[list[tuple[float, bool]]]
 
 
 class Replayed(NamedTuple):
-    """One round as it ran and as recomputed. at: index of its first output token. whole: it is not cut by the end."""
+    """One round as it ran and as recomputed. at: index of its first output token. emitted: what the text's end left of
+    it; accepted: also those behind that end."""
 
     answer: Answer
     at: int
     accepted: int
     emitted: tuple[int, ...]
     due: DrawnRound
-    whole: bool
 
     @property
     def differs(self) -> bool:
         due = self.due.tokens
-        return self.emitted != due[: len(self.emitted)] or (self.whole and self.accepted + 1 != len(due))
+        return self.emitted != due[: len(self.emitted)] or self.accepted + 1 != len(due)
 
 
 @dataclass
@@ -121,7 +121,7 @@ def _of_answer(text: Text, answer: Answer, among: range, prepared: PreparedCell,
                 emitted = answer.output_ids[at : at + length]
                 known = len(answer.prompt_ids) + at - 1
                 due = drawn_round(text, draft, known, width - 1, prepared.cell.acceptance == "block")
-                one = Replayed(answer, at, length - 1, emitted, due, len(emitted) == length)
+                one = Replayed(answer, at, length - 1, emitted, due)
                 if not one.differs or due.margin < edge:
                     prefills = more
                     break
@@ -132,7 +132,7 @@ def _of_answer(text: Text, answer: Answer, among: range, prepared: PreparedCell,
 def _by_position(rounds: Sequence[Replayed]) -> Places:
     places: Places = []
     for one in rounds:
-        add_chances(places, one.due.chances if one.whole else (), one.accepted)
+        add_chances(places, one.due.chances, one.accepted)
     return places
 
 

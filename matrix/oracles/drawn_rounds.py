@@ -8,13 +8,14 @@ drafts, q_i the draft's, and each of three streams has one random number (docs/e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from specmatrix.matrix.oracles.logit_rules import Rules, network
 from specmatrix.matrix.oracles.naive_rounds import zoo_drafts
 from specmatrix.matrix.oracles.precision import random_number
+from specmatrix.matrix.subjects.protocol import AcceptanceRule
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import eos_ids
 
@@ -130,20 +131,21 @@ def drawn_round(text: Text, draft: OracleDraft, known: int, steps: int, block: b
 
 
 def chances_along(
-    text: Text, draft: OracleDraft, known: int, path: Sequence[int], places: int, rule: str
+    text: Text, draft: OracleDraft, known: int, path: Sequence[int], places: int, rule: AcceptanceRule
 ) -> list[float]:
     """The chance of each of a round's first drafts that it is accepted, given that those before it are `path`. match:
     of the draft's best token; reject: of one that is drawn; block: of the first alone, as any."""
     import numpy as np
 
     laws, states, found = text.target_laws(known, path[: places - 1]), list[Any](), []
-    for place, law in enumerate(laws[: 1 if rule == "block" else places]):
+    drawing = text.request if rule.filtered else replace(text.request, top_k=-1, top_p=1.0)
+    for place, law in enumerate(laws[: 1 if rule.rule == "block" else places]):
         state, logits = draft.after(known, [tuple(path[:place])], [states])
         states.append(state[0])
-        if rule == "match":
+        if rule.rule == "match":
             found.append(float(law.masses[draft.to_target(int(logits[0].argmax()))]))
         else:
-            q = _over_target(draft, filtered(text.request, logits[0]).masses, len(law.masses))
+            q = _over_target(draft, filtered(drawing, logits[0]).masses, len(law.masses))
             found.append(float(np.minimum(law.masses, q).sum()))
     return found
 

@@ -358,12 +358,14 @@ class AcceptanceRule(NamedTuple):
     rule: "match" (the target's own draw; rejection sampling of drafts that were not drawn has the same chances),
     "reject" or "block" (rejection sampling by q, which drew the drafts), or "lossy". chosen_by: the flags or fields of
     requests that choose it, in one sentence. loss: the largest total variation that the subject states between the law
-    of its outputs and the target's, 0 for none.
+    of its outputs and the target's, of three tokens after `workloads.build.DRAW_PROMPT`; 0 for none. filtered: q has
+    the request's top_k and top_p, besides its temperature.
     """
 
     rule: str = "match"
     chosen_by: str = ""
     loss: float = 0.0
+    filtered: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +379,7 @@ class Profile:
     Linux host, limits of its own CPU time. in_process: runs in the runner's own process, without limits. has_baseline:
     the same engine can run without speculation; otherwise the gate `oracle` judges the cell's own run, and gates that
     pair runs must be excluded. restarts: `start` starts an engine, instead of reaching one that runs already.
-    acceptance: by algorithm, what accepts drafts of sampled requests, "" of all others.
+    acceptance: by algorithm, what accepts drafts of sampled requests, "" of all others, where a cell names no rule.
     """
 
     capabilities: frozenset[Capability]
@@ -391,9 +393,16 @@ class Profile:
     restarts: bool = True
     acceptance: Mapping[str, AcceptanceRule] = field(default_factory=dict)
 
-    def rule_of(self, algorithm: str) -> AcceptanceRule:
-        """What accepts the drafts of sampled requests with an algorithm."""
-        return self.acceptance.get(algorithm, self.acceptance.get("", AcceptanceRule()))
+    def rule_of(self, cell: Cell) -> AcceptanceRule:
+        """What accepts the drafts of a cell's sampled requests: the cell's rule if it names one."""
+        rule = self.acceptance.get(cell.algorithm, self.acceptance.get("", AcceptanceRule()))
+        return rule if cell.acceptance == "match" else rule._replace(rule=cell.acceptance)
+
+    def draws_of(self, cell: Cell) -> int:
+        """How many samples judge a cell's distribution: more where it may be off by a stated loss."""
+        from specmatrix.matrix.workloads.build import DRAWS, LOSSY_DRAWS
+
+        return LOSSY_DRAWS if self.rule_of(cell).loss else DRAWS
 
 
 class Subject(Protocol):
@@ -431,7 +440,7 @@ class Subject(Protocol):
         """The requests of a cell for a seed: those of the matrix, or its own with parameters that only it has."""
         from specmatrix.matrix.workloads.build import workload
 
-        return workload(cell, seed)
+        return workload(cell, seed, self.profile.draws_of(cell))
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Translate a cell's start and requests into the engine's own format; pure, and needs no installed package.

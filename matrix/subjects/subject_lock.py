@@ -49,16 +49,17 @@ def _has_others(rule: Constraint, limits: Sequence[Constraint]) -> bool:
 
 
 def drawn_cells(subject: Subject) -> list[Cell]:
-    """A cell with draws for each drafter and way of sampling, on the first model that the subject can run it on, if no
-    other gate judges its sampled tokens. Pairwise coverage alone would leave draws to chance, as most values of other
-    axes exclude them."""
+    """A cell with draws for each drafter, rule of acceptance and way of sampling, on the first model that the subject
+    can run it on, if no other gate judges its sampled tokens. Pairwise coverage alone would leave draws to chance, as
+    most values of other axes exclude them."""
     if Capability.SAMPLED_IDENTITY in subject.profile.capabilities:
         return []
     rules = rules_of(subject)
     found: list[Cell] = []
-    for name, way in product(axis("algorithm").names, DRAWN):
-        cells = (Cell(algorithm=name, sampling=way, model=model) for model in axis("model").names)
-        found += islice((cell for cell in cells if not any(rule.applies(cell) for rule in rules)), 1)
+    for name, rule, way in product(axis("algorithm").names, axis("acceptance").names, DRAWN):
+        plain = Cell(algorithm=name, acceptance=rule, sampling=way, batch="single" if rule == "match" else "pair")
+        cells = (plain._replace(model=model) for model in axis("model").names)
+        found += islice((cell for cell in cells if not any(one.applies(cell) for one in rules)), 1)
     return found
 
 

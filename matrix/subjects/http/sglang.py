@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 SIZES: Final = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
 SIZED: Final = ("standalone", "eagle", "eagle3", "nextn")
-PAIRED: Final = ("lossless", "distribution", "accuracy")
+PAIRED: Final = ("lossless", "accuracy")
 # Fields of a request that another value than the default makes unsupported.
 ABSENT: Final = {
     "bad_words_ids": "SGLang's API has no bad_words_ids",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.workloads.build import workload
+from specmatrix.matrix.workloads.build import DRAWS, workload
 from specmatrix.matrix.workloads.questions import questions, token_id, tokenizer
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.requirements import COMMON, EARLY_EOS
@@ -71,14 +71,14 @@ STOPS: Final[tuple[Rule, ...]] = (
 )
 
 
-def own_requests(cell: Cell, seed: int) -> Sequence[RequestSpec]:
+def own_requests(cell: Cell, seed: int, draws: int = DRAWS) -> Sequence[RequestSpec]:
     """The requests of a cell for a seed: the matrix's, but one for each rule where a cell has rules, and one for each
     stop where it has several; if it has both, each rule with a stop. They ask the questions of a batch in turns."""
     ruled, stopped = cell.sampling == "rules", cell.finish == "stops"
-    every = workload(cell, seed)
+    every = workload(cell, seed, draws)
     if not (ruled or stopped):
         return every
-    draws = [request for request in every if request.name.startswith("d")]
+    drawn = [request for request in every if request.name.startswith("d")]
     asked = workload(Cell(batch="mixed_lengths", finish="eos" if stopped else cell.finish), seed)[: len(STOPS)]
     rules = [_rules(_answer(request)) if ruled else ({},) for request in asked]
     if ruled and cell.algorithm == "nextn":
@@ -89,7 +89,7 @@ def own_requests(cell: Cell, seed: int) -> Sequence[RequestSpec]:
         _with(asked[n % len(asked)], rules[n % len(asked)][n % len(rules[0])], stops[n % len(stops)])
         for n in range(max(len(rules[0]), len(stops)))
     ]
-    return [*texts, *(replace(draw, **{"min_p": 0.0, **SAMPLED[n % len(SAMPLED)]}) for n, draw in enumerate(draws))]
+    return [*texts, *(replace(draw, **{"min_p": 0.0, **SAMPLED[n % len(SAMPLED)]}) for n, draw in enumerate(drawn))]
 
 
 def _answer(request: RequestSpec) -> list[int]:

@@ -123,7 +123,7 @@ class TransformersSubject(Subject):
             return None
 
     def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
-        return own_requests(cell, seed)
+        return own_requests(cell, seed, self.profile.draws_of(cell))
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Use transformers' names: flags are arguments of generate() and of the assistant's generation_config, fields

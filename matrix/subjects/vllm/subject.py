@@ -37,13 +37,13 @@ METHODS: Final[Mapping[str, str]] = {
 # Axes of which only the default is supported, for the reason given.
 ABSENT: Final[Mapping[str, str]] = {
     "adaptive": "vLLM chooses the depth of its drafts by batch size alone, not by acceptance",
-    "acceptance": "cells of this subject have vLLM's default rule, which its profile states",
     "session": "vLLM has no sessions",
     "numerics": "the kernels of this subject's precisions are vLLM's own, which `numerics` does not name",
 }
 LATENT: Final = "vLLM's CPU build serves latent attention in blocks of 16 tokens only, and prefills it whole"
 LAYERS: Final = "vLLM drafts with both prediction layers in turn, so steps must be 1 or even"
 CHAINS: Final = "vLLM drafts chains only"
+BLOCKWISE: Final = "vLLM has block verification in its second model runner only, which CPUs do not have"
 SIZES: Final = "vLLM verifies all drafts of a chain, so draft_tokens must be steps + 1"
 BLOCKS: Final = "vLLM's attention takes no block of this size"
 RANKS: Final = "vLLM's CPU build runs here in one process"
@@ -121,7 +121,8 @@ class VllmSubject(Subject):
         acceptance={
             "": AcceptanceRule(
                 "match",
-                "drafts are drawn with draft_sample_method=probabilistic, and then rejection_sample_method chooses",
+                "drafts are drawn with draft_sample_method=probabilistic, which cells of `reject` have",
+                filtered=False,
             )
         },
     )
@@ -165,6 +166,7 @@ class VllmSubject(Subject):
         )
         if device == "cpu":
             yield AxisLimit(LATENT, ("model", "page_size", "prefill_chunk"), _beyond_latent)
+            yield AxisLimit(BLOCKWISE, ("acceptance",), lambda cell: cell.acceptance == "block")
         if self.lookup != "ngram":
             yield AxisLimit(VARIANT, ("algorithm",), lambda cell: cell.algorithm not in ("none", "ngram"))
         yield from defaults_only(ABSENT)
@@ -226,7 +228,9 @@ class VllmSubject(Subject):
         """vLLM's speculative_config, without the path of the draft."""
         depth = _depth(cell)
         if cell.algorithm != "ngram":
-            return {"method": METHODS[cell.algorithm], "num_speculative_tokens": depth}
+            drawn = {"draft_sample_method": "probabilistic"} if cell.acceptance != "match" else {}
+            blocks = {"rejection_sample_method": "block"} if cell.acceptance == "block" else {}
+            return {"method": METHODS[cell.algorithm], "num_speculative_tokens": depth, **drawn, **blocks}
         more = LOOKUP if self.lookup == "ngram" else {}
         return {"method": self.lookup, "num_speculative_tokens": depth, **more}
 

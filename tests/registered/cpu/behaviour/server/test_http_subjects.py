@@ -201,7 +201,7 @@ def test_without_a_baseline_the_oracle_judges_the_run_itself(server: RunningServ
         assert {gate.name for gate in one.gates} == judges
     assert (none.state, none.error) == ("UNSUPPORTED", SPECULATES)
     excluded = load_subject("sglang", Endpoint(server.url)).profile.excluded
-    assert excluded == dict.fromkeys(("lossless", "distribution", "accuracy"), NO_BASELINE)
+    assert excluded == dict.fromkeys(("lossless", "accuracy"), NO_BASELINE)
 
 
 @pytest.mark.parametrize("name", ["sglang", "openai"])

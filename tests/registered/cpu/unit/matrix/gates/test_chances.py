@@ -4,16 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.chances import ChancesGate
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.subjects.protocol import AcceptanceRule, Profile
+from specmatrix.matrix.workloads.build import DRAWS, LOSSY_DRAWS
 
 MATCH, REJECT = "standalone.pair.topk_topp", "standalone.reject.pair.topk_topp"
 
 
-def gate(rule: str) -> ChancesGate:
-    profile = Profile(frozenset(), acceptance={"": AcceptanceRule("match"), "standalone": AcceptanceRule(rule)})
-    return ChancesGate(accepts=profile.rule_of)
+def gate(rule: str, filtered: bool = True) -> ChancesGate:
+    return ChancesGate(accepts=lambda cell: AcceptanceRule(rule, filtered=filtered))
 
 
 @pytest.mark.parametrize(("cell", "rule"), [(MATCH, "match"), (REJECT, "reject"), (REJECT, "block")])
@@ -21,7 +22,7 @@ def test_drafts_are_accepted_as_often_as_the_stated_rule_says(measured, cell, ru
     found = measured(cell)
     outcome = found.judge(gate(rule))
     assert (outcome.state, outcome.message) == (State.PASS, "") and gate(rule).applies(found.prepared.cell)
-    assert outcome.numbers["rounds"] >= 100 and 0.3 < outcome.numbers["due_per_position"][0] < 0.99
+    assert outcome.numbers["rounds"] >= 100 and 0.05 < outcome.numbers["due_per_position"][0] < 0.99
 
 
 @pytest.mark.parametrize(("cell", "rule"), [(MATCH, "reject"), (REJECT, "match")])
@@ -30,6 +31,21 @@ def test_another_rule_than_the_stated_one_is_seen(measured, cell, rule):
     seen, expected = outcome.numbers["per_position"][0], outcome.numbers["due_per_position"][0]
     assert outcome.state is State.FAIL and outcome.message.startswith("draft 1 was accepted in ")
     assert outcome.numbers["p"] < 1e-5 and abs(seen - expected) > 0.1 and len(outcome.numbers["per_position"]) == 1
+
+
+def test_drafts_that_the_requests_filters_drew_are_not_accepted_as_others_would_be(measured):
+    found = measured(REJECT)
+    (theirs,), (due,) = (found.judge(gate("reject", one)).numbers["due_per_position"] for one in (True, False))
+    assert abs(theirs - due) > 0.005
+
+
+def test_a_cell_names_the_rule_and_the_profile_that_of_others(measured):
+    profile = Profile(frozenset(), acceptance={"": AcceptanceRule("match"), "ngram": AcceptanceRule("lossy", loss=0.1)})
+    rules = [profile.rule_of(measured(MATCH).prepared.cell._replace(**one)) for one in (
+        {}, {"acceptance": "block"}, {"algorithm": "ngram"},
+    )]  # fmt: skip
+    assert [(one.rule, one.loss) for one in rules] == [("match", 0), ("block", 0), ("lossy", 0.1)]
+    assert [profile.draws_of(Cell(algorithm=name)) for name in ("eagle", "ngram")] == [DRAWS, LOSSY_DRAWS]
 
 
 def test_a_lossy_rule_and_what_draws_nothing_have_no_such_chances(measured):

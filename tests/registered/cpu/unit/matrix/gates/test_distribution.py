@@ -7,7 +7,7 @@ import pytest
 
 from specmatrix.matrix.gates.distribution import DistributionGate, place
 from specmatrix.matrix.gates.gate import State
-from specmatrix.matrix.subjects.protocol import AcceptanceRule, Capability, Profile
+from specmatrix.matrix.subjects.protocol import AcceptanceRule, Capability
 from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.workloads.request import RequestSpec
 
@@ -57,9 +57,13 @@ def test_an_output_that_is_drawn_too_often_fails_though_each_token_follows_its_l
     p, bins = outcome.numbers["joint_p"], outcome.numbers["bins"]
     text = f"outputs of 3 tokens do not follow the target's law (chi-square over {bins} bins, p = {p:.2g})"
     assert (outcome.state, outcome.message) == (State.FAIL, text) and p < 1e-5 < right.numbers["joint_p"]
-    assert outcome.numbers["p"] > 1e-4 and 0.1 < right.numbers["variation"] < right.numbers["detectable"] < 0.3
+    assert outcome.numbers["p"] > 1e-4 and 0.05 < right.numbers["variation"] < right.numbers["detectable"] < 0.3
     rules = tuple(replace(request, presence_penalty=0.1) for request in found.run.requests)
     assert "joint_p" not in found.judge(GATE, requests=rules).numbers
+
+
+def lossy(loss, needs=GATE.needs):
+    return DistributionGate(needs=needs, accepts=lambda cell: AcceptanceRule("lossy", "its threshold", loss))
 
 
 @pytest.mark.parametrize(
@@ -75,17 +79,34 @@ def test_a_loss_is_red_unless_the_profile_states_as_much(measured, loss, end):
     found = measured(PLAIN)
     one = next(answer for answer in found.run.answers if answer.name == "d0")
     answers = [
-        replace(one, name=answer.name) if answer.name.startswith("d") and int(answer.name[1:]) % 2 else answer
+        replace(one, name=answer.name) if answer.name.startswith("d") and int(answer.name[1:]) % 4 > 1 else answer
         for answer in found.run.answers
     ]
-    profile = Profile(frozenset(), acceptance={"": AcceptanceRule("lossy", "its threshold", loss)})
-    gate = DistributionGate(accepts=profile.rule_of, needs=frozenset({Capability.TOKEN_IDS}))
+    gate = lossy(loss, needs=frozenset({Capability.TOKEN_IDS}))
     bare = tuple(replace(answer, logprobs=(), top_logprobs=()) for answer in answers)
     outcome = found.judge(gate, answers=bare)
     assert end in outcome.message and outcome.state is (State.FAIL if end else State.PASS)
     assert outcome.numbers["draws"] == 200 and 0.3 < outcome.numbers["variation"] < 0.6
     few = found.verdict(gate, requests=found.run.requests[:30], answers=bare[:30])
     assert few == "NOT MEASURED: 29 equal requests were sampled; the test needs at least 100"
+
+
+def test_a_stated_loss_does_not_excuse_what_is_beyond_it_in_single_tokens_or_log_probabilities(measured, altered):
+    found = measured(PLAIN)
+    some = drawn(found.run, lambda _, context: context[0][0], share=4)
+    assert found.judge(lossy(0.3), some).state is State.PASS and found.judge(GATE, some).state is State.FAIL
+    every = found.judge(lossy(0.1), drawn(found.run, lambda _, context: context[0][0]))
+    assert every.message.startswith("sampled tokens do not follow the target's distribution"), every
+    narrow = tuple(replace(request, top_k=1) for request in found.run.requests)
+    outside = found.judge(lossy(0.3), requests=narrow)
+    assert outside.message.endswith("sampled tokens are outside their top-k and top-p set"), outside
+    tight = tuple(replace(request, top_k=40) for request in found.run.requests)
+    assert found.judge(GATE, requests=tight).numbers["outside"] > 0
+    excused = found.judge(lossy(0.3), requests=tight)
+    assert excused.state is State.PASS and excused.numbers["outside"] == 0 < excused.numbers["outside_by_loss"]
+    ((token, score), *others), *rest = found.baseline.answers[-1].top_logprobs
+    off = altered(found.baseline, -1, top_logprobs=(((token, score + 0.01), *others), *rest))
+    assert found.judge(lossy(0.3), None, off).message.startswith("a log-probability differs from plain decoding's")
 
 
 def test_tokens_outside_the_support_are_counted(measured):

@@ -6,12 +6,11 @@ import torch
 
 from specmatrix.matrix.oracles.drawn_rounds import Text, drawn_round
 from specmatrix.matrix.oracles.joint_law import joint_law
-from specmatrix.matrix.workloads.build import DRAW_PROMPT
 from specmatrix.matrix.workloads.questions import prompt_ids
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.stats import law_fit
 
-REQUEST = RequestSpec("d", DRAW_PROMPT, 3, temperature=1.0)
+REQUEST = RequestSpec("d", "Question:", 3, temperature=1.0)  # where every draft accepts some
 SEEDS = 400
 
 

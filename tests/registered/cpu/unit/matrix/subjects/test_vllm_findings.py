@@ -34,7 +34,7 @@ def test_sglangs_waivers_are_of_findings_on_the_page():
 
 
 def test_the_findings_and_their_waivers_are_those_of_the_page():
-    spec = importlib.util.spec_from_file_location("vllm_findings", HOME / "docs" / "findings" / "vllm.py")
+    spec = importlib.util.spec_from_file_location("vllm_findings", HOME / "docs" / "findings" / "in_vllm.py")
     assert spec is not None and spec.loader is not None
     findings = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(findings)
@@ -47,7 +47,7 @@ def test_the_findings_and_their_waivers_are_those_of_the_page():
 
 def test_the_script_of_the_findings_says_which_were_reproduced_and_leaves_no_models(tmp_path: Path):
     script = tmp_path / "findings.py"
-    text = (HOME / "docs" / "findings" / "vllm.py").read_text(encoding="utf-8")
+    text = (HOME / "docs" / "findings" / "in_vllm.py").read_text(encoding="utf-8")
     script.write_text(text.replace("if __name__", MADE_UP), encoding="utf-8")
 
     def run(*words: str) -> tuple[int, str, str]:

