@@ -23,8 +23,17 @@ from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.device.cuda_graphs import CudaGraphs
 from specmatrix.engine.device.grammar_masks import CompiledGrammars, GrammarMasks
-from specmatrix.engine.device.kv_groups import KVGroup, KVGroups, StampedGroups, WindowGroup, routes_of, split
+from specmatrix.engine.device.kv_groups import (
+    KVGroup,
+    KVGroups,
+    StampedGroups,
+    StateGroup,
+    WindowGroup,
+    routes_of,
+    split,
+)
 from specmatrix.engine.device.logit_rules import LogitRules
+from specmatrix.engine.device.pool import StatePool
 from specmatrix.engine.device.slot_table import SlotTable
 from specmatrix.engine.device.staging import StagingRing
 from specmatrix.engine.device.sync_counter import SyncCounter
@@ -101,7 +110,12 @@ def build(resolved: Resolved, facts: Facts, setup: EngineSetup) -> Loop[InFlight
     drafter = build_drafter(context)
     counters = Counters()
     groups = page_groups(
-        resolved.num_pages, resolved.page_size, resolved.window, resolved.window_pages, resolved.overrun
+        resolved.num_pages,
+        resolved.page_size,
+        resolved.window,
+        resolved.window_pages,
+        resolved.overrun,
+        resolved.max_running_requests if facts.recurrent else 0,
     )
     ledger = Ledger(*groups, strict=resolved.strict_memory == 2)
     cache = PrefixCache(ledger, drafter.key_span, resolved.radix_cache)
@@ -189,17 +203,29 @@ def _executor(context: BuildContext, drafter: Drafter, scheduler: Scheduler, set
 
 
 def _kv(resolved: Resolved, target: CausalLM) -> KVGroups:
-    """The target's KV groups: layers without and with a sliding window. All windowed layers have the same window."""
+    """The target's groups: layers without and with a sliding window, and recurrent ones. All windowed layers have the
+    same window."""
     windows = [target.window_of(layer) for layer in range(target.num_layers)]
     routes = routes_of(windows)
     groups = []
-    for layout, pages in zip(split(target.kv, routes), (resolved.num_pages, resolved.window_pages), strict=False):
+    pages_of = [resolved.num_pages, *([] if resolved.window is None else [resolved.window_pages])]
+    for layout, pages in zip(split(target.kv, routes), pages_of, strict=False):
         pool = new_pool(resolved, layout, pages, resolved.kv_stamps)
         table = SlotTable(
             _rows(resolved), resolved.positions, resolved.page_size, torch.device(resolved.device), resolved.kv_stamps
         )
         groups.append(WindowGroup(pool, table, resolved.window or 0) if groups else KVGroup(pool, table))
-    return (StampedGroups if resolved.kv_stamps else KVGroups)(groups, routes)
+    states = None if target.state is None else _states(resolved, target, groups[0].table)
+    return (StampedGroups if resolved.kv_stamps else KVGroups)(groups, routes, states)
+
+
+def _states(resolved: Resolved, target: CausalLM, writers: SlotTable) -> StateGroup:
+    """The group of recurrent layers: a slot per running request, and node slots for each row of the widest round."""
+    assert target.state is not None
+    slots, rows, width = resolved.max_running_requests, _rows(resolved), resolved.max_draft_tokens
+    device = torch.device(resolved.device)
+    pool = StatePool(target.state, 1 + slots + rows * width, target.dtype, device, resolved.kv_stamps)
+    return StateGroup(pool, SlotTable(rows, 1, 1, device, stamps=False), writers, slots, width)
 
 
 def _rows(resolved: Resolved) -> int:

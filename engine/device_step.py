@@ -129,7 +129,7 @@ class DeviceStep:
         else:
             positions = batch.start[:, None] + tree.depths
             bias = tree_bias(batch.start, tree.ancestors, batch.padded_kv_len, self._dtype)
-        kv = self.kv.begin(batch, bias, positions)
+        kv = self.kv.begin(batch, bias, positions, None if tree.ancestors is None else tree.parents)
         hidden, aux = self.target.forward(tree.tokens, positions, kv.attention, self.capture)
         shown = logits = self.target.logits(hidden)
         finite, legality = _finite(logits), None

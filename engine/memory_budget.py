@@ -86,13 +86,18 @@ def needs(resolved: Resolved, models: Sequence[Model], ranks: int) -> list[Need]
     (target, *drafts), rows, page = models, r.max_running_requests + 1, r.page_size
     row = size * target.config.kept_numbers(ranks)
     windowed = sum(window is not None for window in target.config.windows[: target.layers])
+    delta, states, recurrent = target.config.delta, 0, 0
+    if delta is not None:
+        layout = delta.layout(target.layers)
+        recurrent, each = layout.layers, layout.bytes(size) + 8 * r.kv_stamps
+        states = (1 + r.max_running_requests + rows * r.max_draft_tokens) * each
     drafted = size * sum(draft.layers * draft.config.kept_numbers() for draft in drafts)
     carried = size * sum(max(draft.layers, 1) * draft.config.hidden_size for draft in drafts)
     if r.speculative_acceptance != "match" and drafts:  # what the next drafts are drawn from
         carried += 4 * target.config.vocab_size * (r.num_steps if r.enable_multi_layer_eagle else 1)
     spare = padded(r.max_running_requests) * max(r.max_steps * r.topk, r.max_draft_tokens)
     tables = 8 * r.positions * (1 + (windowed > 0)) * (1 + r.kv_stamps)
-    full = (r.num_pages + 1) * page * ((target.layers - windowed) * row + drafted + 8 * r.kv_stamps)
+    full = (r.num_pages + 1) * page * ((target.layers - windowed - recurrent) * row + drafted + 8 * r.kv_stamps)
     window = (r.window_pages + 1) * page * (windowed * row + 8 * r.kv_stamps) if windowed else 0
     pairs = r.positions * sum(model.config.head_dim // 2 for model in models)
     found = [
@@ -105,6 +110,8 @@ def needs(resolved: Resolved, models: Sequence[Model], ranks: int) -> list[Need]
         ),
         Need(f"context_length {r.context_length}", "rotary positions", 8 * pairs, ROTATION * pairs),
     ]
+    if states:
+        found.append(Need(f"max_running_requests {r.max_running_requests}", "recurrent states", states))
     if r.cuda_graph_max_bs:
         found.append(Need(f"cuda_graph_max_gb {r.cuda_graph_max_gb}", "CUDA graphs", r.cuda_graph_max_gb * GIB))
     for model in models:

@@ -140,3 +140,12 @@ def _begun(off: Tensor, out: Tensor, scale: Tensor, scaled: Tensor) -> tuple[Ten
     size = out.double().abs()
     squares = off * (2 * size + off) + 4 * EPS32 * size.square()
     return rows, pad(squares, (0, -out.shape[1] % PART)).unflatten(1, (-1, PART)).sum(2)
+
+
+def gated_delta(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound, ...]:
+    """A few eps32 of the largest value or state for every token: with keys of unit length no step enlarges an error.
+    Windows are copies."""
+    u, states = arguments[0], arguments[7]
+    size = max([1.0, *(float(part.double().abs().max()) for part in wanted if part.numel())])
+    bound = 16 * EPS32 * (u.shape[1] + states.shape[2]) * size
+    return bound, 0.0, bound

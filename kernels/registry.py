@@ -17,6 +17,7 @@ from specmatrix.kernels.compact_kv import compact_kv
 from specmatrix.kernels.decoder_layer import decoder_layer
 from specmatrix.kernels.expand_topk import expand_topk
 from specmatrix.kernels.fused_linear import Fusion, NextNorm, fused_linear
+from specmatrix.kernels.gated_delta import gated_delta
 from specmatrix.kernels.gather_rows import gather, scatter
 from specmatrix.kernels.matmul import matmul
 from specmatrix.kernels.paged_attention import paged_attention, plan_reads
@@ -165,6 +166,12 @@ KERNELS: Final = (
         writes=(2, 4, 5, 7),
         bound=error_bounds.chained,
         why="a projection's own bound plus the propagated error of the first projection",
+    ),
+    _kernel(
+        gated_delta,
+        writes=(6, 7),
+        bound=error_bounds.gated_delta,
+        why="float32 sums over a head for every token",
     ),
     _kernel(gather, cases="GATHER_CASES"),
     _kernel(scatter, cases="SCATTER_CASES", writes=(0,)),

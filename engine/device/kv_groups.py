@@ -1,6 +1,7 @@
-"""The target's KV by groups of layers that see the same positions: each group has its own pool and slot table.
+"""The target's memory by groups of layers that see the same positions: each group has its own pool and slot table.
 
-The first group sees all positions. A group with a sliding window holds pages only for positions that are still read.
+The first group sees all positions. A group with a sliding window holds pages only for positions that are still read; a
+recurrent one has one slot per account, whose state it replaces.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from torch import Tensor
 from specmatrix.engine.core.schedule.step import PlanRow
 from specmatrix.engine.device.attention import StepAttention
 from specmatrix.engine.device.batch import StepBatch, VerifyResult, count
-from specmatrix.engine.device.pool import KVLayout, KVPool
+from specmatrix.engine.device.pool import KVLayout, KVPool, StatePool
 from specmatrix.engine.device.slot_table import SlotTable, stamp
 from specmatrix.kernels.decoder_layer import KVArrays
+from specmatrix.kernels.gated_delta import gated_delta
 
 
 class GroupSlots(NamedTuple):
-    """A step's slots in one group: read [B, T] of positions 0..T-1, write [B, W]."""
+    """A step's slots in one group: read [B, T] of positions 0..T-1, or [B, 1] of a state; write [B, W]."""
 
     read: Tensor
     write: Tensor
@@ -94,6 +96,63 @@ class WindowGroup(KVGroup):
         return (keys < start) & (keys > start - self.window)
 
 
+class StateGroup:
+    """Recurrent layers. A live slot per account holds the state after its committed tokens; `width` node slots per row
+    hold that after each node of a round, until `commit` takes one of them.
+
+    A step without earlier tokens begins with slot 0, which is zero, so no slot has to be cleared. table: one position
+    wide. writers: of a table whose stamps name every position's generation.
+    """
+
+    window: int | None = None
+    pools: Sequence[KVPool] = ()  # no draft shares its slots
+
+    def __init__(self, pool: StatePool, table: SlotTable, writers: SlotTable, slots: int, width: int) -> None:
+        self.pool, self.table, self._writers = pool, table, writers
+        self._first, self._width = 1 + slots, width
+
+    def slots(self, batch: StepBatch) -> GroupSlots:
+        """The slots that a step begins with [B, 1] and writes [B, W]. A chunk writes its live slot after its last
+        token; padding writes slot 0, which keeps its zeros."""
+        live = self.table.read(batch.rows, 1)
+        column = count(batch.width, live.device)
+        if batch.lengths is not None:
+            begin = live.masked_fill(batch.start[:, None] == 0, 0)
+            return GroupSlots(begin, live * (column == batch.lengths[:, None] - 1))
+        # Rows are apart by the widest round, not by this one.
+        nodes = self._first + batch.rows[:, None] * self._width + column
+        return GroupSlots(live, nodes.masked_fill(live == 0, 0))
+
+    def states(self, slots: GroupSlots, parents: Tensor | None) -> StepStates:
+        """Access to the layers' states. parents [B, W] of a tree, None for chains and chunks."""
+        return StepStates(self.pool, slots.read[:, 0], slots.write, parents)
+
+    def commit(self, slots: GroupSlots, verdict: VerifyResult) -> None:
+        """Take the state after the last accepted node, also of chains, and whether all or none were accepted."""
+        last = verdict.path.gather(1, (verdict.count - 1)[:, None])
+        self.pool.move(slots.write.gather(1, last)[:, 0], slots.read[:, 0])
+
+    def stamp(self, batch: StepBatch, slots: GroupSlots, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """As for `KVGroup`; a state's stamp is its generation and length."""
+        stamps, generations, writers = self.pool.stamps, batch.generations, self._writers.writers
+        assert stamps is not None and generations is not None and writers is not None
+        seen, before = batch.start > 0, (batch.start - 1).clamp(min=0)
+        wrong = (stamps[slots.read[:, 0]] != stamp(writers[batch.rows, before], batch.start)) & seen
+        stamps[slots.write.flatten()] = stamp(generations[:, None], positions + 1).flatten()
+        return seen.sum(), wrong.sum()
+
+
+class StepStates:
+    """A step's access to recurrent states. read int64 [B], write int64 [B, W], parents int64 [B, W] or None."""
+
+    def __init__(self, pool: StatePool, read: Tensor, write: Tensor, parents: Tensor | None) -> None:
+        self._pool, self._slots = pool, (read, write, parents)
+
+    def __call__(self, index: int, u: Tensor, b: Tensor, a: Tensor, *weights: Tensor) -> Tensor:
+        pool = self._pool
+        return gated_delta(u, b, a, *weights, pool.windows[index], pool.states[index], *self._slots)
+
+
 def key_positions(batch: StepBatch, positions: Tensor) -> Tensor:
     """The position of each key [B, T]: its index, except in the block, where node m is at positions [B, W] [:, m]."""
     index = count(batch.padded_kv_len, positions.device).expand(len(positions), -1)
@@ -113,9 +172,13 @@ def windowed_bias(bias: Tensor, queries: Tensor, keys: Tensor, window: int) -> T
 class SplitAttention:
     """Routes each layer of a step to its group's pool. routes: (group, index in its pool) by layer."""
 
-    def __init__(self, groups: Sequence[StepAttention], routes: Sequence[tuple[int, int]]) -> None:
-        self._groups = groups
-        self._routes = routes
+    def __init__(
+        self,
+        groups: Sequence[StepAttention],
+        routes: Sequence[tuple[int, int]],
+        states: StepStates | None = None,
+    ) -> None:
+        self._groups, self._routes, self._states = groups, routes, states
 
     def arrays(self, layer: int) -> KVArrays:
         group, index = self._routes[layer]
@@ -124,6 +187,11 @@ class SplitAttention:
     def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
         group, index = self._routes[layer]
         return self._groups[group](index, q, kv)
+
+    def recur(self, layer: int, u: Tensor, b: Tensor, a: Tensor, *weights: Tensor) -> Tensor:
+        """`gated_delta` over a recurrent layer's states, with the layer's weights."""
+        assert self._states is not None
+        return self._states(self._routes[layer][1], u, b, a, *weights)
 
 
 class StepKV(NamedTuple):
@@ -138,22 +206,31 @@ class StepKV(NamedTuple):
 
 
 class KVGroups:
-    """groups: the group that sees all positions, then others. routes: (group, index in its pool) by layer."""
+    """groups: the group that sees all positions, then others. routes: (group, index in its pool) by layer. states: the
+    group of recurrent layers, the last one, if there are any."""
 
-    def __init__(self, groups: Sequence[KVGroup], routes: Sequence[tuple[int, int]]) -> None:
-        self.groups, self.routes = tuple(groups), tuple(routes)
-        self.full = self.groups[0]
+    def __init__(
+        self, groups: Sequence[KVGroup], routes: Sequence[tuple[int, int]], states: StateGroup | None = None
+    ) -> None:
+        self.attending, self.routes, self.states = tuple(groups), tuple(routes), states
+        self.groups: tuple[KVGroup | StateGroup, ...] = (*groups, *(() if states is None else (states,)))
+        self.full = self.attending[0]
 
     def extend(self, rows: Sequence[PlanRow]) -> None:
         """Enter the pages and writers that the plan added."""
         for number, group in enumerate(self.groups):
             group.table.extend(rows, number)
 
-    def begin(self, batch: StepBatch, bias: Tensor, positions: Tensor) -> StepKV:
-        """Call before the target's forward. bias [B, 1, W, T] over all positions; positions [B, W]."""
+    def begin(self, batch: StepBatch, bias: Tensor, positions: Tensor, parents: Tensor | None = None) -> StepKV:
+        """Call before the target's forward. bias [B, 1, W, T] over all positions; positions [B, W]; parents [B, W] of
+        trees, None for consecutive tokens."""
         slots = [group.slots(batch) for group in self.groups]
-        parts = [group.attention(batch, own, bias, positions) for group, own in zip(self.groups, slots, strict=True)]
-        return StepKV(parts[0] if len(parts) == 1 else SplitAttention(parts, self.routes), slots)
+        pairs = zip(self.attending, slots, strict=False)
+        parts = [group.attention(batch, own, bias, positions) for group, own in pairs]
+        if len(slots) == 1:
+            return StepKV(parts[0], slots)
+        states = None if self.states is None else self.states.states(slots[-1], parents)
+        return StepKV(SplitAttention(parts, self.routes, states), slots)
 
     def commit(self, kv: StepKV, verdict: VerifyResult) -> None:
         """Call at the end of every round: each group keeps the KV of the accepted path."""
@@ -164,15 +241,16 @@ class KVGroups:
 class StampedGroups(KVGroups):
     """Groups with stamped slots: each step compares the stamps that it reads and writes its own."""
 
-    def begin(self, batch: StepBatch, bias: Tensor, positions: Tensor) -> StepKV:
-        kv = super().begin(batch, bias, positions)
+    def begin(self, batch: StepBatch, bias: Tensor, positions: Tensor, parents: Tensor | None = None) -> StepKV:
+        kv = super().begin(batch, bias, positions, parents)
         pairs = zip(self.groups, kv.slots, strict=True)
         checked, wrong = zip(*(group.stamp(batch, slots, positions) for group, slots in pairs), strict=True)
         return kv._replace(stamps=torch.stack((reduce(add, checked), reduce(add, wrong))))
 
 
 def routes_of(windows: Sequence[int | None]) -> list[tuple[int, int]]:
-    """(group, index in its pool) of each layer, from each layer's window: one group for each window, after group 0."""
+    """(group, index in its pool) of each layer, from each layer's window: one group for each window, after group 0;
+    RECURRENT counts as a window."""
     kinds = list(dict.fromkeys((None, *windows)))
     return [(kinds.index(window), windows[:layer].count(window)) for layer, window in enumerate(windows)]
 

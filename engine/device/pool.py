@@ -6,12 +6,15 @@ import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from specmatrix.kernels.compact_kv import compact_kv
 from specmatrix.kernels.store_kv import store_kv
+
+RECURRENT: Final = -1  # instead of a window's size: the layer has a recurrent state and no KV
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,41 @@ class KVLayout:
     def factor(self) -> float:
         """The scale of attention scores."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """The contents of a state's slot, per layer: the convolution's last inputs, `inputs` rows of `channels` numbers in
+    the model's dtype, and float32 [heads, key_dim, value_dim]."""
+
+    layers: int
+    channels: int
+    inputs: int
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    def bytes(self, itemsize: int) -> int:
+        """The size of a slot in all layers. itemsize: of the model's dtype."""
+        return self.layers * (self.channels * self.inputs * itemsize + 4 * self.heads * self.key_dim * self.value_dim)
+
+
+class StatePool:
+    """Recurrent states of all layers by slot: windows [L, S, inputs, channels], states [L, S, heads, key_dim,
+    value_dim]. Slot 0 is never written: a request begins with its zeros. stamps: as in a KVPool, per slot."""
+
+    def __init__(
+        self, layout: StateLayout, slots: int, dtype: torch.dtype, device: torch.device | str, stamps: bool = False
+    ) -> None:
+        place, at = torch.device(device), layout
+        self.windows = _zeros((at.layers, slots, at.inputs, at.channels), dtype, place)
+        self.states = _zeros((at.layers, slots, at.heads, at.key_dim, at.value_dim), torch.float32, place)
+        self.stamps = torch.zeros(slots, dtype=torch.int64, device=device) if stamps else None
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copy slots source [M] to target [M] in all layers, and their stamps."""
+        for data in (self.windows, self.states, *(() if self.stamps is None else (self.stamps[None],))):
+            compact_kv(data, source, target)
 
 
 class KVPool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.device.collectives import ALONE, Ranks
-from specmatrix.engine.device.pool import KVLayout
+from specmatrix.engine.device.pool import RECURRENT, KVLayout, StateLayout
 from specmatrix.engine.models.config import ModelConfig
 from specmatrix.engine.models.layers import Attend, DecoderLayer, Norm
 from specmatrix.engine.models.linear_ops import FAST, LinearOps
@@ -26,10 +26,11 @@ class CausalLM(ABC):
     this machine has no matrix product that guarantees it. positions: how many to prepare, by default the checkpoint's
     context length; drafts need some past its end. ranks: the ranks that share it; `share` is the shape of this rank's
     part, and `weights` may then be on another device. `weights` is empty afterwards.
-    kv: the layout of its pool.
+    kv: the layout of its pool. state: that of the recurrent layers' states, None without such layers.
     """
 
     kv: KVLayout
+    state: StateLayout | None = None
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class CausalLM(ABC):
             take.leave(f"model.layers.{config.num_layers + i}.")
         take.done()
         self.positions = config.context_length if positions is None else positions
-        self.rotations = rotations(config.rope, config.head_dim, self.positions, device)
+        self.rotations = rotations(config.rope, config.rotary_dim, self.positions, device)
         self.prepare()
 
     @property
@@ -133,7 +134,9 @@ class CausalLM(ABC):
         return self.vocabulary.joined(head_logits(hidden, self.vocabulary.own_head, self.norm.own))
 
     def window_of(self, layer: int) -> int | None:
-        """A layer's sliding window in tokens, the query's own included; None without one."""
+        """A layer's sliding window in tokens, the query's own included; None without one, RECURRENT for a state."""
+        if self.config.delta is not None and self.config.delta.layers[layer]:
+            return RECURRENT
         return self.config.windows[layer] if self.config.windows else None
 
 

@@ -11,13 +11,26 @@ from typing import Any, Final
 from specmatrix.engine.models.config_reader import MAX_LAYERS, ConfigReader, read_json
 from specmatrix.engine.models.deepseek.config import MLAConfig, MoEConfig, read_mla, read_moe
 from specmatrix.engine.models.draft_config import DRAFT_ARCHITECTURES, DraftConfig, read_draft
+from specmatrix.engine.models.qwen3_next.config import (
+    HYBRID_ARCHITECTURES,
+    DeltaNetConfig,
+    read_delta_nets,
+    read_experts,
+    read_rotated,
+)
 from specmatrix.engine.models.rope import RopeConfig, check_frequencies
 from specmatrix.errors import ConfigError, shown
 
-TARGET_ARCHITECTURES: Final = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "DeepseekV3ForCausalLM")
+TARGET_ARCHITECTURES: Final = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen3ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    *HYBRID_ARCHITECTURES,
+)
 CONFIG: Final = "config.json"
 # Architectures that normalise each query and key head before rotation.
-HEAD_NORM_ARCHITECTURES: Final = ("Qwen3ForCausalLM", "DFlashDraftModel")
+HEAD_NORM_ARCHITECTURES: Final = ("Qwen3ForCausalLM", "DFlashDraftModel", *HYBRID_ARCHITECTURES)
 # Fields that change a layer's arithmetic; this engine supports none of them.
 UNSUPPORTED_SWITCHES: Final = ("attention_bias", "mlp_bias", "quantization_config")
 # Accepted values of `dtype`; the dtype of each tensor is read from its file.
@@ -35,6 +48,7 @@ class ModelConfig:
     one. latent, experts: latent attention and mixture of experts; head_dim is then the rotated part of a key.
     bundled_layers: prediction layers in the checkpoint after the model's own layers.
     draft: the additional fields of a draft that reads hidden states; None for a language model.
+    delta: the recurrent layers; None without any. rotated: how many of a head's dimensions are rotated, None for all.
     """
 
     architecture: str
@@ -55,6 +69,13 @@ class ModelConfig:
     experts: MoEConfig | None = None
     bundled_layers: int = 0
     draft: DraftConfig | None = None
+    delta: DeltaNetConfig | None = None
+    rotated: int | None = None
+
+    @property
+    def rotary_dim(self) -> int:
+        """Rotated dimensions of a head."""
+        return self.head_dim if self.rotated is None else self.rotated
 
     def kept_numbers(self, ranks: int = 1) -> int:
         """Numbers that one layer stores per token on each rank: keys and values, or the latent and its rotated key."""
@@ -108,14 +129,17 @@ class _ModelConfigReader(ConfigReader):
             raise ConfigError(f"{self.file}: head_dim {head_dim} must be even, because rotary embeddings rotate pairs")
         if head_dim > MAX_DIM:
             raise ConfigError(f"{self.file}: head_dim must be at most {MAX_DIM}, got {head_dim}")
-        rope = RopeConfig.read(self)
-        check_frequencies(rope, head_dim, str(self.file))
+        rope = RopeConfig.read(self, architecture in HYBRID_ARCHITECTURES)
+        rotated = read_rotated(architecture, self, head_dim)
+        check_frequencies(rope, rotated or head_dim, str(self.file))
+        experts = read_moe(architecture, self) or read_experts(architecture, self)
         self._check_unused()
         return ModelConfig(
             architecture=architecture,
             vocab_size=self.size("vocab_size"),
             hidden_size=hidden,
-            intermediate_size=self.size("intermediate_size"),
+            # Qwen3.5 with experts has no dense part and no such field.
+            intermediate_size=self.size("intermediate_size", experts.inner if experts and experts.softmax else None),
             num_layers=self.size("num_hidden_layers", most=MAX_LAYERS),
             num_heads=heads,
             num_kv_heads=kv_heads,
@@ -124,12 +148,14 @@ class _ModelConfigReader(ConfigReader):
             context_length=self.size("max_position_embeddings", 2048),
             tie_embeddings=self.flag("tie_word_embeddings", False),
             rope=rope,
+            rotated=rotated,
             head_norms=architecture in HEAD_NORM_ARCHITECTURES,
             windows=read_windows(architecture, self),
             latent=latent,
-            experts=read_moe(architecture, self),
+            experts=experts,
             bundled_layers=0 if latent is None else self.count("num_nextn_predict_layers", 0, MAX_LAYERS),
             draft=read_draft(architecture, self),
+            delta=read_delta_nets(architecture, self),
         )
 
     def _head_dim(self, architecture: str, default: int) -> int:

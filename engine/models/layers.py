@@ -105,6 +105,8 @@ class Norm:
             return x / length.hypot_(self._tail)
         if on_triton(x):
             return rms_norm(x.flatten(0, -2), weight[None], self.eps).view(x.shape)
+        if weight.dtype is not x.dtype:  # a zero-centred norm, whose 1 + w would lose bits in half precision
+            return torch.rms_norm(x.float(), self._shape, weight, self.eps).to(x.dtype)
         return torch.rms_norm(x, self._shape, weight, self.eps)
 
     def scale(self, weight: Tensor) -> Tensor:
@@ -130,11 +132,12 @@ class Norm:
 class HeadNorm:
     """RMS norm of each query and key head before rotation, as in Qwen3: one weight for queries, one for keys."""
 
-    def __init__(self, take: WeightReader, prefix: str, config: ModelConfig) -> None:
+    def __init__(self, take: WeightReader, prefix: str, config: ModelConfig, dtype: torch.dtype) -> None:
         d = config.head_dim
-        q, k = (pair_up(take(f"{prefix}.{name}_norm.weight", d)[:, None], d).view(1, d) for name in "qk")
+        turning = config.rotary_dim
+        q, k = (pair_up(take(f"{prefix}.{name}_norm.weight", d)[:, None], d, turning).view(1, d) for name in "qk")
         weight = torch.cat((q.expand(config.num_heads, d), k.expand(config.num_kv_heads, d)))
-        self.norm = Norm(d, config.norm_eps, weight.dtype, weight.device)
+        self.norm = Norm(d, config.norm_eps, dtype, weight.device)
         self.scale = self.norm.scale(weight)
 
     def __call__(self, heads: Tensor) -> None:
@@ -168,7 +171,7 @@ class DecoderLayer:
         q = pair_up(take(f"{prefix}.self_attn.q_proj.weight", heads * d, width), d)
         k = pair_up(take(f"{prefix}.self_attn.k_proj.weight", kv_heads * d, width), d)
         v = take(f"{prefix}.self_attn.v_proj.weight", kv_heads * d, width)
-        self.head_norm = HeadNorm(take, f"{prefix}.self_attn", config) if config.head_norms else None
+        self.head_norm = HeadNorm(take, f"{prefix}.self_attn", config, norm.dtype) if config.head_norms else None
         self.input_norm = None if front is None else take(f"{prefix}.{front}.weight", hidden)
         self.post_norm = take(f"{prefix}.post_attention_layernorm.weight", hidden)
         gate = take(f"{prefix}.mlp.gate_proj.weight", inner, hidden)

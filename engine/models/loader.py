@@ -22,6 +22,8 @@ from specmatrix.engine.models.eagle.model import Eagle
 from specmatrix.engine.models.eagle3.model import Eagle3
 from specmatrix.engine.models.llama.model import Llama
 from specmatrix.engine.models.nextn.model import PredictionLayer, prediction_layers
+from specmatrix.engine.models.qwen3_next.config import HYBRID_ARCHITECTURES
+from specmatrix.engine.models.qwen3_next.model import Hybrid
 from specmatrix.engine.models.standalone.model import Standalone
 from specmatrix.engine.models.tokenizer import tokenizer_hash
 from specmatrix.engine.models.weights import load_weights
@@ -34,6 +36,7 @@ TARGETS: Final[dict[str, type[CausalLM]]] = {
     "MistralForCausalLM": Llama,
     "Qwen3ForCausalLM": Llama,
     "DeepseekV3ForCausalLM": Deepseek,
+    **dict.fromkeys(HYBRID_ARCHITECTURES, Hybrid),
 }
 
 
@@ -78,6 +81,7 @@ def facts_of(
         window=next((size for size in target.windows if size is not None), None),
         bundled=_bundled_facts(target, tokenizer) if target.bundled_layers else None,
         heads=target.num_heads,
+        recurrent=target.delta is not None,
         kv_heads=target.num_kv_heads if target.latent is None else 1,
         widths=(target.intermediate_size, *(() if target.experts is None else (target.experts.inner,))),
     )
@@ -136,10 +140,9 @@ def load_target(
 def load_standalone(path: str | Path, target: CausalLM) -> Standalone:
     """A language model as a draft, with as many positions as the target. ConfigError as for a target."""
     config = _expect(path, TARGET_ARCHITECTURES, "a STANDALONE draft")
-    if config.windows:
-        raise ConfigError(
-            f"{path} has layers with a sliding window; a STANDALONE draft must have full attention in all layers"
-        )
+    if config.windows or config.delta is not None:
+        kind = "a sliding window" if config.windows else "a recurrent state"
+        raise ConfigError(f"{path} has layers with {kind}; a STANDALONE draft must have full attention in all layers")
     same = target.device, target.dtype, target.deterministic, target.positions
     return Standalone(_language_model(path, config, *same))
 

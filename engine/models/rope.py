@@ -39,8 +39,9 @@ class RopeConfig:
     score_factor: float = 1.0
 
     @classmethod
-    def read(cls, fields: ConfigReader) -> RopeConfig:
+    def read(cls, fields: ConfigReader, partial: bool = False) -> RopeConfig:
         """From config.json, in transformers' new format (rope_parameters) or the old (rope_theta, rope_scaling).
+        partial: the model may rotate a part of each head.
 
         Raises ConfigError on an unknown type or a number that is not positive.
         """
@@ -51,7 +52,7 @@ class RopeConfig:
             raise ConfigError(f"{where}: rope_type {shown(kind)} is not supported; allowed: {', '.join(KINDS)}")
         theta = row.get("rope_theta", fields.raw.get("rope_theta", 10000.0))
         part = row.get("partial_rotary_factor", fields.raw.get("partial_rotary_factor"))
-        if part not in (None, 1):
+        if part not in (None, 1) and not partial:
             raise ConfigError(f"{where}: partial_rotary_factor {shown(part)} is not supported; allowed: 1")
         values = {"rope_theta": theta, **{name: row.get(name, OPTIONAL.get(name)) for name in FIELDS[kind]}}
         for name, value in values.items():
@@ -161,13 +162,16 @@ def rotations(rope: RopeConfig, head_dim: int, length: int, device: torch.device
     return (torch.complex(angle.cos(), angle.sin()) * rope.attention_factor).to(device)
 
 
-def pair_up(weight: Tensor, head_dim: int) -> Tensor:
+def pair_up(weight: Tensor, head_dim: int, turning: int | None = None) -> Tensor:
     """Reorder the rows of a q or k projection from halves (x_0.., y_0..) to pairs (x_0, y_0, x_1, ..).
 
     A rotation is then one in-place complex product. Queries and keys are permuted alike, so their products are
-    unchanged. weight [heads * head_dim, in].
+    unchanged. weight [heads * head_dim, in]. turning: how many of a head's dimensions, the first, are rotated.
     """
     heads = weight.shape[0] // head_dim
+    if turning not in (None, head_dim):
+        first, rest = weight.view(heads, head_dim, -1).split((turning, head_dim - turning), 1)
+        return torch.cat((pair_up(first.flatten(0, 1), turning).view(first.shape), rest), 1).view(weight.shape)
     return weight.view(heads, 2, head_dim // 2, -1).transpose(1, 2).reshape(weight.shape)
 
 

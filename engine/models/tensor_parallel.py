@@ -43,7 +43,9 @@ def share(config: ModelConfig, size: int) -> ModelConfig:
         num_heads=max(1, config.num_heads // size),
         num_kv_heads=max(1, config.num_kv_heads // size),
         intermediate_size=config.intermediate_size // size,
-        experts=None if experts is None else replace(experts, inner=experts.inner // size),
+        experts=None
+        if experts is None
+        else replace(experts, inner=experts.inner // size, shared=experts.shared // size),
     )
 
 

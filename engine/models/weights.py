@@ -21,7 +21,7 @@ MAX_NAME: Final = 255  # of a file, in bytes
 # The largest published models have 70,000, for 384 experts in each of 60 layers.
 MAX_TENSORS: Final = 80_000
 # Tensors that decide between close values keep the checkpoint's precision.
-EXACT = ("e_score_correction_bias",)
+EXACT = ("e_score_correction_bias", "A_log", "dt_bias")
 # Supported storage types, in safetensors' names; anything else is quantized, with separate scales.
 FLOATS: Final = ("F64", "F32", "BF16", "F16")
 # Ids and masks.

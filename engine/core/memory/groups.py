@@ -1,4 +1,4 @@
-"""KV groups: layers whose queries read the same earlier positions. Each group has pages of its own.
+"""KV groups: layers whose queries read the same earlier positions, or a state. Each group has pages of its own.
 
 An account has an entry in every group. What a kind of group keeps, reads and needs is in its class; no other code asks
 which kind a group is.
@@ -262,14 +262,61 @@ class SlidingWindow(PageGroup):
         return min(-(-longest // self.page_size), window_peak(self.tokens + self.margin + flying, self.page_size))
 
 
-KINDS: Final[tuple[type[PageGroup], ...]] = (FullAttention, SlidingWindow)
+class RecurrentState(PageGroup):
+    """Layers with a state that replaces all earlier positions: one page per account, whatever its length.
+
+    Only committed tokens advance a state, and it cannot go back: a step can begin at its length, or at 0 with zeros.
+    """
+
+    name = "recurrent-state"
+    fix = "raise max_running_requests"
+
+    def reads_from(self, position: int) -> int:
+        return position
+
+    def missing(self, own: GroupPages, end: int) -> int:
+        return 1 - len(own.pages)
+
+    def slide(self, own: GroupPages, committed: int) -> tuple[int, ...]:
+        own.length = committed
+        return ()
+
+    def trim(self, own: GroupPages, keep: int) -> tuple[int, ...]:
+        return ()
+
+    def reaches(self, own: GroupPages, position: int) -> bool:
+        return position in (0, own.length)
+
+    def budget(self, known: int, longest: int, flying: int) -> int:
+        return 1
+
+    def check_entry(self, account: Account, own: GroupPages) -> None:
+        if len(own.pages) > 1 or any(self.owner[page] != account.rid for page in own.pages):
+            raise LedgerError(
+                f"law 1: account {account.rid} has {self.name} pages {own.pages}; allowed: one of its own"
+            )
+        if account.end and not own.pages:
+            raise LedgerError(f"law 3: account {account.rid} has {account.end} positions, but no {self.name} page")
+        if own.length not in (-1, account.committed):
+            raise LedgerError(
+                f"law 6: account {account.rid} has {account.committed} positions committed, and a {self.name} of "
+                f"{own.length}"
+            )
 
 
-def page_groups(pages: int, page_size: int, window: int | None, window_pages: int, margin: int) -> list[PageGroup]:
-    """The groups of an engine's layers, those without a window first. window: its tokens, None without such layers."""
+KINDS: Final[tuple[type[PageGroup], ...]] = (FullAttention, SlidingWindow, RecurrentState)
+
+
+def page_groups(
+    pages: int, page_size: int, window: int | None, window_pages: int, margin: int, states: int = 0
+) -> list[PageGroup]:
+    """The groups of an engine's layers, those without a window first. window: its tokens, None without such layers.
+    states: how many recurrent states there are, 0 without such layers."""
     groups: list[PageGroup] = [FullAttention(pages, page_size)]
     if window is not None:
         groups.append(SlidingWindow(window_pages, page_size, window, margin))
+    if states:
+        groups.append(RecurrentState(states, page_size))
     return groups
 
 

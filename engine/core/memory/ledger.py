@@ -148,6 +148,8 @@ class Ledger:
         account = self._account(rid)
         if not account.in_flight:
             raise LedgerError(f"cancel: request {rid} has nothing in flight")
+        for own in account.groups:
+            own.length = -1  # the step may have advanced a state
         self._record("cancel", rid, account.in_flight.pop())
 
     def donate(self, rid: int, count: int) -> tuple[int, ...]:

@@ -33,11 +33,13 @@ class MLAConfig:
 
 @dataclass(frozen=True, slots=True)
 class MoEConfig:
-    """A mixture of experts with sigmoid scores (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+    """A mixture of experts (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
 
     Each token uses the best `chosen` of `routed` experts of intermediate size `inner`, out of the best `open_groups` of
-    `groups`; their weights are `scale` times their scores, normalised to sum to 1 if `normed`. `shared` experts apply
-    to all tokens. The first `dense` layers have a dense feed-forward part.
+    `groups`; their weights are `scale` times their scores, normalised to sum to 1 if `normed`. shared: the
+    intermediate size of what applies to all tokens. The first `dense` layers have a dense feed-forward part.
+    softmax: scores are a softmax, without a correction bias, and the shared expert has a gate, as in Qwen2-MoE; else
+    scores are sigmoids.
     """
 
     routed: int
@@ -49,6 +51,7 @@ class MoEConfig:
     normed: bool
     scale: float
     dense: int
+    softmax: bool = False
 
 
 def read_mla(architecture: str, fields: ConfigReader) -> MLAConfig | None:
@@ -77,11 +80,12 @@ def read_moe(architecture: str, fields: ConfigReader) -> MoEConfig | None:
     for name, value in ONLY:
         if (got := fields.raw.get(name, value)) != value:
             raise ConfigError(f"{fields.file}: {name} {shown(got)} is not supported; allowed: {value!r}")
+    inner = fields.size("moe_intermediate_size")
     experts = MoEConfig(
         routed=fields.size("n_routed_experts"),
         chosen=fields.size("num_experts_per_tok"),
-        inner=fields.size("moe_intermediate_size"),
-        shared=fields.size("n_shared_experts"),
+        inner=inner,
+        shared=inner * fields.size("n_shared_experts"),
         groups=fields.size("n_group", 1),
         open_groups=fields.size("topk_group", 1),
         normed=fields.flag("norm_topk_prob", True),

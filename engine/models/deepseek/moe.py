@@ -1,4 +1,4 @@
-"""Feed-forward parts of DeepSeek-V3: a dense gated MLP, and a mixture of experts.
+"""Feed-forward parts of DeepSeek-V3 and Qwen3-Next: a dense gated MLP, and a mixture of experts.
 
 Every expert runs on every row, and a row's weight for an expert that it did not choose is 0. So no row's bits depend on
 other rows' choices, and the host reads nothing, at the cost of arithmetic that small models can afford.
@@ -67,12 +67,17 @@ class MoE:
         self.ranks = norm.ranks
         self.linear, self.add_linear, _, _ = norm.own
         self.silu, self.sigmoid = norm.silu, norm.sigmoid
-        self.shared = GatedMLP(take, f"{prefix}.shared_experts", hidden, c.inner * c.shared, norm, front, norm.own)
+        name = "shared_expert" if c.softmax else "shared_experts"
+        self.shared = GatedMLP(take, f"{prefix}.{name}", hidden, c.shared, norm, front, norm.own)
         # Scores decide between close values: float32 whatever the model's dtype. A spare column keeps rows
         # non-contiguous, because a sigmoid over contiguous rows computes the last few numbers by another routine.
         router = norm.fold(take(f"{prefix}.gate.weight", c.routed, hidden), front).float()
-        self.router = norm.stored(torch.cat((router, torch.zeros_like(router[:1]))))
-        self.bias = take(f"{prefix}.gate.e_score_correction_bias", c.routed).float()
+        # With softmax scores the column is the shared expert's gate.
+        more = torch.zeros_like(router[:1])
+        if c.softmax:
+            more = norm.fold(take(f"{prefix}.shared_expert_gate.weight", 1, hidden), front).float()
+        self.router = norm.stored(torch.cat((router, more)))
+        self.bias = None if c.softmax else take(f"{prefix}.gate.e_score_correction_bias", c.routed).float()
         experts = [GatedMLP(take, f"{prefix}.experts.{i}", hidden, c.inner, norm, front) for i in range(c.routed)]
         size = max(1, WIDEST // c.inner)
         parts = [slice(at, min(at + size, c.routed)) for at in range(0, c.routed, size)]
@@ -89,19 +94,33 @@ class MoE:
 
     def _add(self, x: Tensor, h: Tensor) -> None:
         """Add this rank's part of every expert."""
-        weights = self.weights(h).to(x.dtype)[:, :, None]
-        self.shared(x, h)
+        weights, gate = self.weights(h)
+        weights = weights.to(x.dtype)[:, :, None]
+        if gate is None:
+            self.shared(x, h)
+        else:
+            part = torch.zeros_like(x)
+            self.shared(part, h)
+            x += part.mul_(gate.to(x.dtype))
         for experts, gate_up, down in self.blocks:
             gate, up = self.linear(h, gate_up).chunk(2, 1)
             inner = self.silu(gate).mul_(up)
             inner.view(len(inner), -1, self.config.inner).mul_(weights[:, experts])
             self.add_linear(x, inner, down)
 
-    def weights(self, h: Tensor) -> Tensor:
-        """float32 [R, routed]: each row's weights, 0 for experts that it did not choose."""
+    def weights(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
+        """float32 [R, routed]: each row's weights, 0 for experts that it did not choose; and float32 [R, 1]: the
+        shared expert's gate, if it has one."""
+        c, made = self.config, self.linear(h.float(), self.router)
+        if self.bias is None:
+            scores, gate = made[:, : c.routed].softmax(1), self.sigmoid(made[:, c.routed :])
+            return self._chosen(scores, scores), gate
+        scores = self.sigmoid(made[:, : c.routed])
+        return self._chosen(scores, scores + self.bias), None
+
+    def _chosen(self, scores: Tensor, wish: Tensor) -> Tensor:
+        """The scores of the experts with the highest `wish` [R, routed], scaled; 0 for the others."""
         c = self.config
-        scores = self.sigmoid(self.linear(h.float(), self.router)[:, : c.routed])
-        wish = scores + self.bias
         if c.open_groups < c.groups:
             best_two = wish.view(-1, c.groups, c.routed // c.groups).topk(2)[0].sum(-1)
             closed = torch.ones_like(best_two, dtype=torch.bool).scatter_(1, best_two.topk(c.open_groups)[1], False)

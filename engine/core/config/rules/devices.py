@@ -64,6 +64,8 @@ def unshared(s: RuleContext) -> str | None:
     ranks = s.asked.tp_size
     if ranks < 2:
         return None
+    if s.facts.recurrent:
+        return "layers with a recurrent state, which run on one rank"
     heads = (("attention heads", s.facts.heads), ("key-value heads", s.facts.kv_heads))
     for name, count in heads:
         if count % ranks and ranks % count:

@@ -114,6 +114,17 @@ RULES: Final[tuple[Rule, ...]] = (
         got=lambda s: True,
     ),
     Rule(
+        name="state-uncached",
+        field="disable_radix_cache",
+        why="a cached prefix is useless without the recurrent state behind it",
+        broken=lambda s: s.facts.recurrent and not s.asked.disable_radix_cache,
+        message=lambda s: (
+            "the target has layers with a recurrent state, of which no checkpoint is kept behind a prefix, so nothing "
+            "is cached"
+        ),
+        got=lambda s: True,
+    ),
+    Rule(
         name="whole-pages",
         field="max_total_tokens",
         why="KV memory is allocated in whole pages",

@@ -20,14 +20,20 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
     PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 from transformers.utils import logging
 
 from specmatrix.engine.device.attention import StepAttention
-from specmatrix.engine.device.kv_groups import SplitAttention, windowed_bias
-from specmatrix.engine.device.pool import KVPool
+from specmatrix.engine.device.kv_groups import SplitAttention, StepStates, routes_of, windowed_bias
+from specmatrix.engine.device.pool import KVPool, StatePool
 from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.models.eagle3.model import Eagle3
 from specmatrix.engine.models.standalone.model import Standalone
@@ -73,12 +79,32 @@ DEEPSEEK |= {
     "routed_scaling_factor": 1.7,
     "num_nextn_predict_layers": 0,
 }
+HYBRID: dict[str, Any] = SHAPE | {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_conv_kernel_dim": 4,
+    "partial_rotary_factor": 0.25,
+}
+SPARSE: dict[str, Any] = HYBRID | {
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 36,
+    "experts_implementation": "eager",
+}
 # What each architecture is built from: the configuration's class, the model's, and a small shape.
 ARCHITECTURES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, SHAPE),
     "mistral": (MistralConfig, MistralForCausalLM, SHAPE | {"sliding_window": 11}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, QWEN3),
     "deepseek": (DeepseekV3Config, DeepseekV3ForCausalLM, DEEPSEEK),
+    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM, SPARSE),
+    "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, HYBRID),
+    "qwen3_5_moe": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM, SPARSE),
 }
 EAGLE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"],
@@ -129,6 +155,8 @@ def visible(model: PreTrainedModel) -> PreTrainedModel:
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             parameter.copy_(torch.rand_like(parameter) + 0.5 if "norm" in key else torch.randn_like(parameter) * 0.2)
+            if "A_log" in key:  # decays from 0.1 to 0.99
+                parameter.copy_(torch.rand_like(parameter).mul_(4).sub_(4))
         for key, buffer in model.named_buffers():
             if "correction" in key:
                 buffer.copy_(torch.randn_like(buffer) * 0.3)
@@ -174,6 +202,11 @@ class Paged:
         self.pool = KVPool(model.kv, 1 + requests * pages, page_size, model.dtype, "cpu", spare=requests * 16)
         order = torch.randperm(requests * pages, generator=torch.Generator().manual_seed(3)).view(requests, pages) + 1
         self.slots = (order[:, :, None] * page_size + torch.arange(page_size)).view(requests, -1)[:, :reach]
+        state = getattr(model, "state", None)
+        # A slot for the state after each number of tokens, then 16 node slots for each request.
+        self.first = 1 + requests * reach
+        slots = self.first + requests * 16
+        self.states = None if state is None else StatePool(state, slots, model.dtype, "cpu")
 
     def attend(
         self,
@@ -182,8 +215,9 @@ class Paged:
         seen: Tensor,
         reach: int | None = None,
         depths: list[int] | None = None,
+        parents: list[int] | None = None,
     ) -> StepAttention | SplitAttention:
-        """seen bool [W, W]: which of the new tokens each new token may see. depths: of a tree's nodes, 0 the root."""
+        """seen bool [W, W]: which of the new tokens each new token may see. depths and parents: of a tree's nodes."""
         width, reach = seen.shape[0], reach or self.reach
         slots = self.slots[requests]
         hidden = torch.ones(len(requests), 1, width, reach, dtype=torch.bool)
@@ -193,6 +227,9 @@ class Paged:
         bias = torch.zeros(hidden.shape, dtype=self.model.dtype).masked_fill_(hidden, float("-inf"))
         write = torch.stack([slots[row, at : at + width] for row, at in enumerate(start)])
         full = StepAttention(self.pool, write, slots[:, :reach], bias)
+        if self.states is not None:
+            kinds = [self.model.window_of(layer) for layer in range(self.model.num_layers)]
+            return SplitAttention((full,), routes_of(kinds), self._states(requests, start, width, parents))
         config = getattr(self.model, "config", None)
         windows = () if config is None else config.windows
         if not windows:
@@ -205,6 +242,17 @@ class Paged:
         near = StepAttention(self.pool, write, slots[:, :reach], windowed_bias(bias, at, keys, size))
         return SplitAttention((full, near), tuple((int(w is not None), i) for i, w in enumerate(windows)))
 
+    def _states(self, requests: list[int], start: list[int], width: int, parents: list[int] | None) -> StepStates:
+        """A chunk keeps the state after its last token; a tree's states are in node slots."""
+        row, at = torch.tensor(requests), torch.tensor(start)
+        begin = torch.where(at > 0, row * self.reach + at, 0)
+        if parents is None:
+            write = torch.zeros(len(row), width, dtype=torch.int64)
+            write[:, -1] = row * self.reach + at + width
+            return StepStates(self.states, begin, write, None)
+        nodes = self.first + row[:, None] * 16 + torch.arange(width)
+        return StepStates(self.states, begin, nodes, torch.tensor([parents] * len(row)))
+
     def tree(self, nodes: Tensor, parents: list[int], request: int, start: int) -> Tensor:
         """Logits [1, N, V] of a tree of nodes [N], root first, behind `start` tokens of one request."""
         paths: list[list[int]] = []
@@ -214,7 +262,7 @@ class Paged:
         for node, path in enumerate(paths):
             seen[node, path] = True
         depths = [len(path) - 1 for path in paths]
-        attend = self.attend([request], [start], seen, depths=depths)
+        attend = self.attend([request], [start], seen, depths=depths, parents=parents)
         hidden, _ = self.model.forward(nodes[None], start + torch.tensor([depths]), attend)
         return self.model.logits(hidden)
 

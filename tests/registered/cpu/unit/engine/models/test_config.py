@@ -11,6 +11,7 @@ from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.models.config import load_model_config
 from specmatrix.engine.models.deepseek.config import MLAConfig, MoEConfig
 from specmatrix.engine.models.draft_config import IGNORED, DraftConfig
+from specmatrix.engine.models.qwen3_next.config import DeltaNetConfig
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
 
@@ -39,6 +40,8 @@ DEEPSEEK = LLAMA | {
     "n_group": 2,
     "topk_group": 1,
 }
+HYBRID = LLAMA | {"architectures": ["Qwen3_5ForCausalLM"], "head_dim": 16, "num_hidden_layers": 5}
+HYBRID |= {"full_attention_interval": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 6}
 EAGLE = LLAMA | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
 DFLASH = LLAMA | {"architectures": ["DFlashDraftModel"], "dflash_config": {"mask_token_id": 1}}
 
@@ -165,7 +168,7 @@ def test_mistral_fields(read):
 def test_deepseek_fields(read):
     config = read(DEEPSEEK)
     assert config.latent == MLAConfig(32, None, 24, 16, 20, interleaved=True)
-    assert config.experts == MoEConfig(8, 2, 56, 1, 2, 1, normed=True, scale=2.5, dense=3)
+    assert config.experts == MoEConfig(8, 2, 56, 56, 2, 1, normed=True, scale=2.5, dense=3)
     assert (config.head_dim, config.bundled_layers) == (16, 0)
     other = read(
         DEEPSEEK
@@ -177,6 +180,17 @@ def test_deepseek_fields(read):
     assert (other.experts.normed, other.experts.scale, other.experts.dense) == (False, 1.0, 0)
     assert (other.bundled_layers, other.head_dim) == (2, 16)
     assert (read(LLAMA).latent, read(LLAMA).experts) == (None, None)
+
+
+def test_hybrid_fields(read):
+    config = read(HYBRID | {"linear_value_head_dim": 12, "rope_parameters": {"partial_rotary_factor": 0.5}})
+    assert config.delta == DeltaNetConfig((True, False) * 2 + (True,), 2, 6, 128, 12, 4, grouped=False)
+    assert (config.rotary_dim, config.head_norms, config.experts) == (8, True, None)
+    assert read(HYBRID).rotary_dim == 4 and (read(LLAMA).delta, read(LLAMA).rotary_dim) == (None, 12)
+    sparse = HYBRID | {"architectures": ["Qwen3NextForCausalLM"], "norm_topk_prob": False, "intermediate_size": None}
+    experts = MoEConfig(512, 10, 512, 512, 1, 1, normed=False, scale=1.0, dense=0, softmax=True)
+    assert (read(sparse).experts, read(sparse).delta.grouped) == (experts, True)
+    assert read(sparse | {"architectures": ["Qwen3_5MoeForCausalLM"]}).experts.normed
 
 
 @pytest.mark.parametrize(
@@ -215,6 +229,13 @@ def test_deepseek_fields(read):
             "layer_types 'chunked_attention' is not supported; allowed",
         ),
         (QWEN3 | {"layer_types": ["sliding_attention"] * 3}, "layer_types contains 'sliding_attention', which needs"),
+        (HYBRID | {"linear_num_value_heads": 3}, "linear_num_value_heads 3 must be a multiple of linear_num_key_heads"),
+        (HYBRID | {"layer_types": ["full_attention"]}, "layer_types must be a list of 5 names, one for each layer"),
+        (HYBRID | {"layer_types": ["linear_attention"] * 5}, "layer_types must contain both full_attention and"),
+        (HYBRID | {"layer_types": ["sliding"] * 5}, "layer_types 'sliding' is not supported; allowed: full_attention"),
+        (HYBRID | {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim must be an integer of at least 2, got 1"),
+        (HYBRID | {"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype 'bfloat16' is not supported; allowed: 'float32'"),
+        (HYBRID | {"partial_rotary_factor": 0.2}, "partial_rotary_factor 0.2 of head_dim 16 must rotate an even"),
         (DEEPSEEK | {"qk_rope_head_dim": 7}, "qk_rope_head_dim 7 must be even"),
         (DEEPSEEK | {"kv_lora_rank": None}, "kv_lora_rank must be a positive integer, got None"),
         (DEEPSEEK | {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported; allowed: 'sigmoid'"),

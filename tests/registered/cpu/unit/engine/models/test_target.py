@@ -43,9 +43,17 @@ VARIANTS = {
     "deepseek all groups": ("deepseek", {"topk_group": 4, "num_experts_per_tok": 8}),
     "deepseek sparse from the start": ("deepseek", {"first_k_dense_replace": 0, "tie_word_embeddings": True}),
     "deepseek wide experts": ("deepseek", {"moe_intermediate_size": 140, "rms_norm_eps": 1e-3}),
+    "qwen3_next": ("qwen3_next", {}),
+    "qwen3_next wide experts as they are": ("qwen3_next", {"norm_topk_prob": False, "moe_intermediate_size": 140}),
+    "qwen3_next window as wide as a tree": ("qwen3_next", {"linear_conv_kernel_dim": 9, "rms_norm_eps": 1e-3}),
+    "qwen3_5": ("qwen3_5", {}),
+    "qwen3_5 tied, one key head": ("qwen3_5", {"tie_word_embeddings": True, "linear_num_key_heads": 1}),
+    "qwen3_5 all rotated, square heads": ("qwen3_5", {"partial_rotary_factor": 1.0, "linear_value_head_dim": 8}),
+    "qwen3_5_moe": ("qwen3_5_moe", {}),
     "deepseek yarn": ("deepseek", {"rope_parameters": YARN}),
     "deepseek yarn with mscale": ("deepseek", {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}}),
 }
+HYBRIDS = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}
 KINDS = {kind: changes for name, (kind, changes) in VARIANTS.items() if not changes}
 LINES = torch.randint(0, 768, (33, 65), generator=torch.Generator().manual_seed(2))
 TOKENS = torch.randint(0, 97, (3, 40), generator=torch.Generator().manual_seed(1))
@@ -63,10 +71,12 @@ def pair(target_folder, architectures):
     return build
 
 
-def close(ours, theirs):
+def close(ours, theirs, kind=None):
+    """The norm behind a delta rule enlarges the error of small numbers, ours and that of transformers' chunked form."""
     assert ours.dtype is torch.float32
     assert theirs.abs().max() > 1.0
-    assert (ours - theirs).abs().max() < BOUND
+    off = (ours - theirs).abs()
+    assert off.mean() < BOUND and off.max() < (30 * BOUND if kind in HYBRIDS else BOUND)
 
 
 @pytest.mark.parametrize(("kind", "changes"), VARIANTS.values(), ids=VARIANTS)
@@ -74,10 +84,10 @@ def close(ours, theirs):
 def test_prefill_chunks_and_decode_match_transformers(pair, paged, kind, changes):
     ours, theirs = pair(kind, **changes)
     whole = theirs(TOKENS).logits
-    close(paged(ours, 3, 40).run(TOKENS, [0, 0, 0]), whole)
+    close(paged(ours, 3, 40).run(TOKENS, [0, 0, 0]), whole, kind)
     driver, done = paged(ours, 3, 40, page_size=7), 0
-    for width in (9, 1, 16, 1, 1, 12):
-        close(driver.run(TOKENS[:, done : done + width], [done] * 3), whole[:, done : done + width])
+    for width in (9, 1, 3, 13, 2, 1, 11):
+        close(driver.run(TOKENS[:, done : done + width], [done] * 3), whole[:, done : done + width], kind)
         done += width
     assert done == 40
 
@@ -89,7 +99,7 @@ def test_prefill_chunks_and_decode_match_transformers(pair, paged, kind, changes
 @torch.inference_mode()
 def test_storage_and_shards_match_transformers(pair, paged, kind, storage, shard):
     ours, theirs = pair(kind, deterministic=False, dtype=storage, shard=shard)
-    close(paged(ours, 3, 40).run(TOKENS, [0, 0, 0]), theirs(TOKENS).logits)
+    close(paged(ours, 3, 40).run(TOKENS, [0, 0, 0]), theirs(TOKENS).logits, kind)
 
 
 @torch.inference_mode()
@@ -120,7 +130,7 @@ def test_requests_of_different_lengths_share_a_step(pair, paged, kind):
     step = torch.stack([TOKENS[r, n : n + 4] for r, n in enumerate(lengths)])
     logits = driver.run(step, lengths)
     for r, n in enumerate(lengths):
-        close(logits[r], theirs(TOKENS[r : r + 1, : n + 4]).logits[0, n:])
+        close(logits[r], theirs(TOKENS[r : r + 1, : n + 4]).logits[0, n:], kind)
 
 
 @pytest.mark.parametrize(("kind", "changes"), VARIANTS.values(), ids=VARIANTS)
@@ -137,7 +147,7 @@ def test_each_path_of_a_tree_has_its_own_logits(pair, paged, kind, changes):
         while at >= 0:
             path.insert(0, at)
             at = parents[at]
-        close(logits[0, node], theirs(torch.cat((prefix[0], nodes[path]))[None]).logits[0, -1])
+        close(logits[0, node], theirs(torch.cat((prefix[0], nodes[path]))[None]).logits[0, -1], kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -150,8 +160,8 @@ def test_hidden_and_captured_states_match_transformers(pair, paged, kind):
     attend = paged(ours, 3, 40).attend([0, 1, 2], [0, 0, 0], torch.ones(40, 40).tril().bool())
     capture = (2, 0, FINAL, ours.num_layers)
     hidden, aux = ours.forward(TOKENS, torch.arange(40).expand(3, 40), attend, capture)
-    close(hidden, states[-1])
-    close(aux, torch.cat((states[2], states[0], states[-1], left[0]), -1))
+    close(hidden, states[-1], kind)
+    close(aux, torch.cat((states[2], states[0], states[-1], left[0]), -1), kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -170,9 +180,10 @@ def test_half_precision_stays_near_float32(target_folder, paged, kind, dtype):
 class TestBatchInvariance:
     """With `deterministic`, a token's logits have the same bits however many tokens share its call."""
 
-    @pytest.fixture(params=["deepseek-mini", "qwen3-mini", "llama-mini"])
-    def model(self, request, zoo):
-        return load_target(zoo(request.param), "cpu", torch.float32)
+    @pytest.fixture(params=["deepseek-mini", "qwen3-mini", "llama-mini", "qwen3_next", "qwen3_5"])
+    def model(self, request, zoo, target_folder, architectures):
+        made = target_folder(request.param, vocab_size=768) if request.param in architectures else zoo(request.param)
+        return load_target(made, "cpu", torch.float32)
 
     @torch.inference_mode()
     def test_over_batch_sizes(self, model, paged):
@@ -195,7 +206,8 @@ class TestBatchInvariance:
     @torch.inference_mode()
     def test_over_read_lengths_and_other_requests(self, model, paged):
         driver = paged(model, 3, 600, page_size=8)
-        driver.run(LINES[:3], [0, 0, 0])
+        for at, end in ((0, 20), (20, 64), (64, 65)):
+            driver.run(LINES[:3, at:end], [at] * 3)
         alone = driver.run(LINES[:1, 20:21], [20], [0], reach=21)
         for reach in [*range(22, 60, 3), 64, 127, 128, 129, 256, 511, 513, 600]:
             assert torch.equal(driver.run(LINES[:1, 20:21], [20], [0], reach=reach), alone), f"reach {reach}"

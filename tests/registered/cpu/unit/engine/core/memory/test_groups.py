@@ -184,3 +184,43 @@ def test_every_law_is_checked(case, law):
 )
 def test_a_pool_holds_what_all_rows_can_need_but_no_more_than_its_share(asked, pages):
     assert window_pages(6, pages=90, page_size=4, **{"ratio": 1.0, **asked}) == pages
+
+
+def test_a_state_has_one_page_and_advances_by_committed_tokens_only():
+    ledger = Ledger(*page_groups(6, 4, None, 0, 1, states=2), strict=True)
+    for rid in (1, 2):
+        ledger.open(rid)
+        ledger.reserve(rid, 5)
+        ledger.launch(rid, 5)
+    assert [ledger.accounts[rid].groups[1].pages for rid in (1, 2)] == [[1], [2]]
+    assert (ledger.groups[1].budget(9, 99, 7), ledger.groups[1].free) == (1, [])
+    assert ledger.settle(1, 3) == () and ledger.accounts[1].groups[1].length == 3
+    assert [ledger.reaches(1, position) for position in (0, 2, 3, 4)] == [True, False, True, False]
+    with pytest.raises(LedgerError, match="hold: request 1 no longer owns pages that a query at position 2 reads"):
+        ledger.hold(1, 2)
+    assert ledger.hold(1, 3) == ((2,), ()) and ledger.resume(1).start == 3
+    ledger.cancel(2)  # the step may have written the state
+    assert not ledger.reaches(2, 5)
+    ledger.close(2)
+    assert ledger.groups[1].free == [2]
+    assert replay(ledger.journal).groups[1].sizes == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "law"),
+    [
+        ("length", 4, "law 6: account 1 has 3 positions committed, and a recurrent-state of 4"),
+        ("pages", [], "law 3: account 1 has 3 positions, but no recurrent-state page"),
+        ("pages", [1, 2], r"law 1: account 1 has recurrent-state pages \[1, 2\]; allowed: one of its own"),
+    ],
+)
+def test_the_laws_of_a_state(field, value, law):
+    ledger = Ledger(*page_groups(6, 4, None, 0, 1, states=2))
+    ledger.open(1)
+    ledger.reserve(1, 3)
+    ledger.launch(1, 3)
+    ledger.settle(1, 3)
+    ledger.check()
+    setattr(ledger.accounts[1].groups[1], field, value)
+    with pytest.raises(LedgerError, match=law):
+        ledger.check_row(1)

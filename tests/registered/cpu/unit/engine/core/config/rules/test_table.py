@@ -107,6 +107,7 @@ REWRITTEN = [
     ("chain-width", eagle3(3, AUTO, 8), 8, 4, "a chain (topk 1) of 3 steps verifies 4 tokens"),
     ("chain-width", eagle3(AUTO, AUTO, 8, **ADAPTIVE), 8, 4, "a chain (topk 1) of 3 steps verifies 4 tokens"),
     ("window-uncached", eagle3(context_length=100), False, True, "the target has layers with a sliding window of 40"),
+    ("state-uncached", eagle3(), False, True, "the target has layers with a recurrent state, of which no checkpoint"),
     ("block-steps", dflash(speculative_num_steps=3), 3, 1, "DFLASH drafts a whole block in one step"),
     ("chains-only", dflash(speculative_eagle_topk=4), 4, 1, "DFLASH drafts chains, not trees"),
     ("no-step-in-flight", ngram(spec_version="v2"), "v2", "v1", "NGRAM reads tokens on the host, so each step is"),
@@ -136,6 +137,7 @@ def test_refused_in_one_sentence_by_one_rule_alone(case):
 def test_rewritten_with_requested_resolved_and_reason(rule, config, asked, got, reason):
     draft = BLOCK if config.speculative_algorithm == "DFLASH" else HEAD
     known = facts(draft, window=40 if rule == "window-uncached" else None)
+    known = replace(known, recurrent=rule == "state-uncached")
     situation = RuleContext.of(config, known)
     (row,) = (row for row in RULES if row.broken(situation))
     (made,) = resolve(config, known).rewrites
