@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
+from specmatrix.kernels.backend import select_backend
 from specmatrix.kernels.gated_delta import eager
-
-__all__ = ["gated_delta"]
 
 
 def gated_delta(
@@ -55,4 +54,5 @@ def gated_delta(
         preconditions.dtype("gated_delta", (torch.float32,), a_log=a_log, dt_bias=dt_bias, states=states)
         preconditions.dtype("gated_delta", (u.dtype,), b=b, a=a, conv=conv, windows=windows)
         preconditions.within("gated_delta", 0, slots, read=read, write=write)
-    return eager.gated_delta(u, b, a, conv, a_log, dt_bias, windows, states, read, write, parents)
+    backend = select_backend(eager, u)
+    return backend.gated_delta(u, b, a, conv, a_log, dt_bias, windows, states, read, write, parents)

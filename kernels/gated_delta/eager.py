@@ -23,22 +23,12 @@ def gated_delta(
     write: Tensor,
     parents: Tensor | None,
 ) -> Tensor:
+    mixed, beta, decay = prepare(u, b, a, conv, a_log, dt_bias, windows, read, write, parents)
     heads, key_dim, value_dim = states.shape[1:]
-    taps = _taps(torch.cat((windows.index_select(0, read), u), 1), conv.shape[1], parents)
-    mixed = taps[0].float() * conv[:, 0].float()
-    for tap, part in enumerate(taps[1:], 1):
-        mixed = mixed + part.float() * conv[:, tap].float()
-    if conv.shape[1] > 1:
-        _put(windows, write.flatten(), torch.stack(taps[1:], 2).flatten(0, 1))
-    mixed = mixed / (1 + (-mixed).exp())
     key_width = (mixed.shape[2] - heads * value_dim) // 2
     q, k, v = mixed.split((key_width, key_width, heads * value_dim), 2)
     q, k = (_unit(part, heads, key_dim) for part in (q, k))
     q, v = q * key_dim**-0.5, v.unflatten(2, (heads, value_dim))
-    beta = 1 / (1 + (-b.float()).exp())
-    rate = a.float() + dt_bias
-    rate = torch.where(rate > 20, rate, rate.exp().log1p())
-    decay = (-a_log.exp() * rate).exp()
     state = states.index_select(0, read)
     source = None if parents is None else write.gather(1, parents.clamp(min=0))
     made = torch.empty_like(v, memory_format=torch.contiguous_format)
@@ -52,6 +42,32 @@ def gated_delta(
         made[:, n] = (state * q[:, n, :, :, None]).sum(2)
         _put(states, write[:, n], state)
     return made
+
+
+def prepare(
+    u: Tensor,
+    b: Tensor,
+    a: Tensor,
+    conv: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    windows: Tensor,
+    read: Tensor,
+    write: Tensor,
+    parents: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The inputs of the delta rule, and the new windows: c [B, N, C], beta and decay [B, N, Hv], all float32."""
+    taps = _taps(torch.cat((windows.index_select(0, read), u), 1), conv.shape[1], parents)
+    mixed = taps[0].float() * conv[:, 0].float()
+    for tap, part in enumerate(taps[1:], 1):
+        mixed = mixed + part.float() * conv[:, tap].float()
+    if conv.shape[1] > 1:
+        _put(windows, write.flatten(), torch.stack(taps[1:], 2).flatten(0, 1))
+    mixed = mixed / (1 + (-mixed).exp())
+    beta = 1 / (1 + (-b.float()).exp())
+    rate = a.float() + dt_bias
+    rate = torch.where(rate > 20, rate, rate.exp().log1p())
+    return mixed, beta, (-a_log.exp() * rate).exp()
 
 
 def _taps(line: Tensor, taps: int, parents: Tensor | None) -> list[Tensor]:

@@ -96,12 +96,10 @@ class MoE:
         """Add this rank's part of every expert."""
         weights, gate = self.weights(h)
         weights = weights.to(x.dtype)[:, :, None]
-        if gate is None:
-            self.shared(x, h)
-        else:
-            part = torch.zeros_like(x)
-            self.shared(part, h)
-            x += part.mul_(gate.to(x.dtype))
+        shared = x if gate is None else torch.zeros_like(x)
+        self.shared(shared, h)
+        if gate is not None:
+            x += shared.mul_(gate.to(x.dtype))
         for experts, gate_up, down in self.blocks:
             gate, up = self.linear(h, gate_up).chunk(2, 1)
             inner = self.silu(gate).mul_(up)
