@@ -129,6 +129,8 @@ def build(resolved: Resolved, facts: Facts, setup: EngineSetup) -> Loop[InFlight
         chunk=resolved.chunked_prefill_size,
         context_length=resolved.context_length,
         host_tokens=drafter.traits.reads_host,
+        ragged=resolved.speculative_ragged_verify,
+        topk=drafter.topk,
     )
     observers = [] if publish is None else [RankDigest(ledger, publish, counters)]
     return Loop(
@@ -183,8 +185,8 @@ def _executor(context: BuildContext, drafter: Drafter, scheduler: Scheduler, set
     rules = LogitRules(context.target.vocab_size, setup.tokenizer.eos_ids, _rows(resolved), resolved.positions, device)
     masks = GrammarMasks(setup.grammars, context.target.vocab_size, scheduler.counters)
     hooks = agreed if audited or ranks.size > 1 else hooks
-    rule = resolved.speculative_acceptance
-    plain = DeviceStep(context.target, hooks, drafter.capture, context.kv, relay, rules, masks, ranks, rule)
+    rule, ragged = resolved.speculative_acceptance, resolved.speculative_ragged_verify
+    plain = DeviceStep(context.target, hooks, drafter.capture, context.kv, relay, rules, masks, ranks, rule, ragged)
     step: Step = plain
     if guard is not None:
         step = GuardedStep(step, guard)

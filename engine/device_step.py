@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.core.schedule.step import StepPlan, StepResult
-from specmatrix.engine.device.batch import StepBatch, VerifyResult, tree_bias
+from specmatrix.engine.device.batch import StepBatch, VerifyResult, past, tree_bias
 from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.device.grammar_masks import GrammarMasks
 from specmatrix.engine.device.kv_groups import KVGroups
@@ -51,7 +51,8 @@ class Step(Protocol):
 @dataclass(eq=False)
 class DeviceStep:
     """The innermost step, without checks. capture: target layers whose input states the drafter needs. rule: the
-    acceptance rule. verify: the verifier; a trace may wrap it."""
+    acceptance rule. ragged: rows verify no more than what is left of their length. verify: the verifier; a trace may
+    wrap it."""
 
     target: CausalLM
     drafter: DraftHooks
@@ -62,6 +63,7 @@ class DeviceStep:
     masks: GrammarMasks
     ranks: Ranks
     rule: str = "match"
+    ragged: bool = False
     repeatable = True
 
     def __post_init__(self) -> None:
@@ -87,6 +89,7 @@ class DeviceStep:
             prompt_logprobs=None if output.prompt_logprobs is None else output.prompt_logprobs.tolist(),
             prompt_top_logprobs=_pairs(output.prompt_ids, output.prompt_values),
             legality=None if output.legality is None else output.legality.tolist(),
+            lengths=None if output.lengths is None else output.lengths.tolist(),
             stamps_checked=checked,
             stamps_wrong=wrong,
         )
@@ -124,21 +127,26 @@ class DeviceStep:
     def _round(self, plan: StepPlan, batch: StepBatch) -> StepOutput:
         rows = None if plan.greedy else self.relay.sampling_of(batch.rows)
         tree = self.drafter.propose(batch, self.relay)
-        if tree.ancestors is None:
+        if self.ragged or tree.lengths is not None:
+            tree = tree.within((self.relay.limit.index_select(0, batch.rows) - batch.start - 1).clamp(min=1))
+            assert tree.lengths is not None
+            batch.shorten(tree.lengths)
+        depths, ancestors = tree.places
+        if ancestors is None:
             positions, _, bias = batch.causal(batch.width, self._dtype)
         else:
-            positions = batch.start[:, None] + tree.depths
-            bias = tree_bias(batch.start, tree.ancestors, batch.padded_kv_len, self._dtype)
-        kv = self.kv.begin(batch, bias, positions, None if tree.ancestors is None else tree.parents)
+            positions = batch.start[:, None] + depths
+            bias = tree_bias(batch.start, ancestors, batch.padded_kv_len, self._dtype)
+        kv = self.kv.begin(batch, bias, positions, None if ancestors is None else tree.parents)
         hidden, aux = self.target.forward(tree.tokens, positions, kv.attention, self.capture)
         shown = logits = self.target.logits(hidden)
-        finite, legality = _finite(logits), None
+        finite, legality = _finite(logits, tree.lengths), None
         if plan.adjusts or plan.constrained:
             shown, logits, legality = self._adjusted(plan, batch, logits, batch.start, tree, rows)
         verdict = self.verify(logits, tree, batch.start, rows, self.ranks)
         if plan.adjusts:
             self.rules.record(batch.rows, batch.start + 1, verdict.tokens)
-        output = StepOutput(tokens=verdict.tokens, count=verdict.count, stamps=kv.stamps, finite=finite)
+        output = StepOutput(verdict.tokens, verdict.count, stamps=kv.stamps, finite=finite, lengths=tree.lengths)
         if legality is not None:
             output = output._replace(legality=legality.gather(1, verdict.path))
         self.kv.commit(kv, verdict)
@@ -227,9 +235,10 @@ def _padded(tokens: tuple[int, ...], width: int) -> list[int]:
     return [*tokens, *([0] * (width - len(tokens)))]
 
 
-def _finite(logits: Tensor) -> Tensor:
-    """Whether a softmax of logits [B, W, V] is finite -> bool [B]."""
-    return logits.amax(-1).isfinite().all(1)
+def _finite(logits: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """Whether a softmax of logits [B, W, V] is finite in a row's first `lengths` [B] columns -> bool [B]."""
+    finite = logits.amax(-1).isfinite()
+    return finite.all(1) if lengths is None else (finite | past(lengths, finite.shape[1])).all(1)
 
 
 def _with_logprobs(output: StepOutput, plan: StepPlan, logits: Tensor, rows: SamplingRows | None) -> StepOutput:

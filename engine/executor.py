@@ -136,7 +136,7 @@ class StepRunner:
         """Run a round as a CUDA graph. Padding requests use row 0, which owns no page and stays empty."""
         table, relay = self._table, self._relay
         rows, generations = graphs.set_rows([row.row for row in plan.rows], [row.generation for row in plan.rows])
-        width, padded_kv_len = plan.rows[0].width, pad_kv_len(max(row.bound for row in plan.rows), table.positions)
+        width, padded_kv_len = plan.width, pad_kv_len(plan.bound, table.positions)
         given = (rows, generations, width, padded_kv_len, relay, table)
         relay.settle()
 

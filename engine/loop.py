@@ -245,7 +245,7 @@ class Loop(Generic[Handle]):
             self.scheduler.finish(request, Finish("error", message=result.draft_errors[index]))
             return request, RowOutcome.INVALID, 0, None
         if not plan.prefill:
-            request.metrics.count(count, row.width)
+            request.metrics.count(count, plan.nodes if result.lengths is None else result.lengths[index])
         try:
             if result.prompt_logprobs is not None:
                 self._note_prompt(request, row, result, index)
@@ -266,7 +266,7 @@ class Loop(Generic[Handle]):
         if self.scheduler.steps.adapts:
             pairs = zip(result.counts, requests, strict=True)
             live = [count - 1 for count, request in pairs if request.phase is Phase.RUNNING]
-            self.scheduler.steps.observe(len(requests), plan.rows[0].width, live)
+            self.scheduler.steps.observe(len(requests), plan.nodes, live)
 
     def _deliver(self, request: Request, result: StepResult, index: int) -> Delivery:
         """Deliver the accepted tokens one by one, until the request ends."""

@@ -26,6 +26,8 @@ def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, A
         "num_draft_tokens": steps.initial + 1 if steps.adapts else drafter.nodes,
         "adaptive_slots": [slot.settings.as_dict() for slot in steps.slots] if steps.adapts else [],
         "lag": loop.lag,
+        "speculative_ragged_verify": scheduler.ragged and executor.plain.ragged,
+        "speculative_confidence_threshold": getattr(drafter, "threshold", 0.0),
         "page_size": scheduler.ledger.page_size,
         "num_pages": groups[0].num_pages,
         "radix_cache": scheduler.cache.enabled,

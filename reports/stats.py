@@ -321,9 +321,7 @@ class LeastVariation(NamedTuple):
     margin: float
 
 
-def least_variation(
-    first: Sequence[int], second: Sequence[int], law: Sequence[float], alpha: float
-) -> LeastVariation:
+def least_variation(first: Sequence[int], second: Sequence[int], law: Sequence[float], alpha: float) -> LeastVariation:
     """How far from a law another one is, of which there are two samples. first, second: counts by outcome, as `law`.
 
     The outcomes that one sample has too often, by half a standard error and more, are an event, whose probability the

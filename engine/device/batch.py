@@ -55,12 +55,13 @@ class StepBatch:
     rows [B]; start [B] KV length before the step; padded_kv_len: number of positions that the step reads, at least the
     host's bound on start + W; root [B, 1] the previous round's bonus token (meaningless in a prefill step).
     slots [B, T] of positions 0..T-1, T = padded_kv_len; past a row's reservation they are 0 or another row's.
-    lengths [B]: tokens of each chunk, None in a verify round, where every row has width W. known: the rows' tokens, in
+    lengths [B]: how far each row is real: tokens of each chunk, or nodes that a verify round verifies (`shorten`); None
+    in a round whose rows all have width W. known: the rows' tokens, in
     verify rounds of a drafter that reads tokens on the host.
     positions [B, W] start..start + W - 1, in a prefill step at most padded_kv_len - 1, and write [B, W] their slots,
-    the padding slot 0 past a chunk's end.
+    the padding slot 0 past a chunk's end or a row's verified nodes, whose positions are the root's.
     relay: the source of the rows' values; None in a batch built by hand. generations [B]: the writers in the rows'
-    stamps, None without stamps. greedy: every row is.
+    stamps, None without stamps. greedy: every row is. chunks: of a prefill step, not nodes of a round.
     """
 
     rows: Tensor
@@ -77,11 +78,13 @@ class StepBatch:
     positions: Tensor = field(init=False)
     write: Tensor = field(init=False)
     _causal: Causal | None = field(init=False, default=None)
+    chunks: bool = field(init=False)
 
     def __post_init__(self) -> None:
         at = self.start.unsqueeze(1)
         if self.width > 1:
             at = at + count(self.width, self.start.device)
+        self.chunks = self.lengths is not None
         self.write = self._slots_at(at)
         # The padding of a chunk with a late start would be past the positions that the model supports.
         self.positions = at if self.lengths is None else at.clamp(max=self.padded_kv_len - 1)
@@ -96,7 +99,7 @@ class StepBatch:
         if plan.prefill:
             start = integers([r.start for r in plan.rows], device)
             lengths = integers([r.width for r in plan.rows], device)
-        width, padded_kv_len = max([r.width for r in plan.rows]), table.pad_kv_len(max([r.bound for r in plan.rows]))
+        width, padded_kv_len = plan.width, table.pad_kv_len(plan.bound)
         known = () if plan.prefill else tuple([HostTokens(r.rid, r.tokens) for r in plan.rows if r.tokens])
         generations = None if table.writers is None else integers([r.generation for r in plan.rows], device)
         slots = table.read(rows, padded_kv_len)
@@ -119,6 +122,14 @@ class StepBatch:
         slots = table.read(rows, padded_kv_len)
         return cls(rows, start, root, width, padded_kv_len, slots, None, (), relay, generations, greedy)
 
+    def shorten(self, lengths: Tensor) -> None:
+        """Verify only the first `lengths` [B] nodes of each row in this round. A position past them writes to the
+        padding slot and sees what the root sees, so that nothing there is read."""
+        beyond = past(lengths, self.width)
+        self.lengths, self._causal = lengths, None
+        self.positions = torch.where(beyond, self.start[:, None], self.positions)
+        self.write = self.write.masked_fill(beyond, 0)
+
     @property
     def carried(self) -> DraftState:
         """The drafter's carried state of these rows; the initial state in the first step of a request's residence."""
@@ -133,7 +144,7 @@ class StepBatch:
     def causal(self, width: int, dtype: torch.dtype) -> Causal:
         """The first `width` positions as consecutive tokens. Cached: target and draft use the same masks."""
         if self._causal is None or self._causal.bias.dtype is not dtype:
-            mask = causal_bias if self.lengths is not None else round_bias
+            mask = causal_bias if self.chunks else round_bias
             self._causal = Causal(self.positions, self.write, mask(self.positions, self.padded_kv_len, dtype))
         if width == self.width:
             return self._causal
@@ -187,6 +198,11 @@ def _triangle(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 def count(size: int, device: torch.device) -> Tensor:
     """0..size-1 as int64, a view of a table that grows by doubling; do not write to it."""
     return _counted(1 << max(size - 1, 63).bit_length(), device)[:size]
+
+
+def past(lengths: Tensor, width: int) -> Tensor:
+    """[B, width] bool: columns at or past lengths [B]."""
+    return count(width, lengths.device) >= lengths[:, None]
 
 
 def causal_bias(positions: Tensor, padded_kv_len: int, dtype: torch.dtype) -> Tensor:

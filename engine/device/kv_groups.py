@@ -116,7 +116,8 @@ class StateGroup:
         token; padding writes slot 0, which keeps its zeros."""
         live = self.table.read(batch.rows, 1)
         column = count(batch.width, live.device)
-        if batch.lengths is not None:
+        if batch.chunks:
+            assert batch.lengths is not None
             begin = live.masked_fill(batch.start[:, None] == 0, 0)
             return GroupSlots(begin, live * (column == batch.lengths[:, None] - 1))
         # Rows are apart by the widest round, not by this one.

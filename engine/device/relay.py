@@ -42,14 +42,16 @@ DraftState: TypeAlias = Mapping[str, Tensor]
 class Relay:
     """Device buffers indexed by request row.
 
-    length [R]: tokens in the target's KV. last [R, 1]: the bonus token, known but not in KV. carried: a buffer
-    [R, *shape] per DraftStateSpec of the drafter, reset at the start of a request's residence. Sampling parameters are
-    uploaded once per residence. The latest `publish` reaches the buffers only when the rows change, which is rare.
+    length [R]: tokens in the target's KV. last [R, 1]: the bonus token, known but not in KV. limit [R]: the most tokens
+    that the request's prompt and output may have; it and sampling parameters are uploaded once per residence.
+    carried: a buffer [R, *shape] per DraftStateSpec of the drafter, reset at the start of a request's residence. The
+    latest `publish` reaches the buffers only when the rows change, which is rare.
     """
 
     def __init__(self, rows: int, carries: tuple[DraftStateSpec, ...], device: torch.device) -> None:
         self.length = torch.zeros(rows, dtype=torch.int64, device=device)
         self.last = torch.zeros(rows, 1, dtype=torch.int64, device=device)
+        self.limit = torch.zeros_like(self.length)
         self._nothing = {c.name: c.nothing(device) for c in carries}
         self.carried = {name: empty.repeat(rows, *[1] * (empty.dim() - 1)) for name, empty in self._nothing.items()}
         self.sampling = SamplingRows(
@@ -61,20 +63,22 @@ class Relay:
         self._latest: tuple[Tensor, Tensor, Tensor] | None = None
 
     def admit(self, rows: Sequence[PlanRow]) -> None:
-        """Upload the sampling parameters of requests that begin a residence, and reset their rows' carried state."""
+        """Upload the sampling parameters and limits of requests that begin a residence, and reset their rows' carried
+        state."""
         new = [(row.row, *row.admit) for row in rows if row.admit is not None]
         if not new:
             return
         device = self.length.device
-        at = integers([row for row, _, _ in new], device)
+        at = integers([row for row, *_ in new], device)
         self.forget(at)
         columns = (
-            floats([p.temperature for _, p, _ in new], device),
-            integers([max(0, p.top_k) for _, p, _ in new], device),
-            floats([p.top_p for _, p, _ in new], device),
-            integers([seed for _, _, seed in new], device),
+            floats([p.temperature for _, p, _, _ in new], device),
+            integers([max(0, p.top_k) for _, p, _, _ in new], device),
+            floats([p.top_p for _, p, _, _ in new], device),
+            integers([seed for _, _, seed, _ in new], device),
+            integers([limit for *_, limit in new], device),
         )
-        for field, column in zip(self.sampling, columns, strict=True):
+        for field, column in zip((*self.sampling, self.limit), columns, strict=True):
             field.index_copy_(0, at, column)
 
     def publish(self, rows: Tensor, length: Tensor, last: Tensor) -> None:

@@ -19,7 +19,14 @@ from specmatrix.engine.device.batch import StepBatch, count, prefix_bias
 from specmatrix.engine.device.pool import KVLayout, KVPool
 from specmatrix.engine.device.relay import DraftState, DraftStateSpec, Relay
 from specmatrix.engine.device.sampling import SamplingRows, drawn_drafts
-from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, shared_chain, shift_left
+from specmatrix.engine.spec.drafter import (
+    DraftTree,
+    VerifyResult,
+    confidence,
+    confident_nodes,
+    shared_chain,
+    shift_left,
+)
 from specmatrix.kernels.argmax import argmax
 from specmatrix.kernels.expand_topk import expand_topk
 from specmatrix.kernels.select_tree import select_tree
@@ -59,6 +66,7 @@ class AutoregressiveDrafter:
     capture: tuple[int, ...]
     vocab_size: int  # the target's
     draws: bool = False  # drafts of sampled requests are drawn from the draft's distribution
+    threshold: float = 0.0  # a chain's drafts are verified while their confidence is at least this; 0: all are
 
     def __post_init__(self) -> None:
         self.depth = max_depth(self.steps, self.nodes)
@@ -67,13 +75,16 @@ class AutoregressiveDrafter:
 
     def _carries(self, width: int) -> tuple[DraftStateSpec, ...]:
         """The state between rounds: ids [topk], proposals for depth 1, best first, or logits [draft vocabulary] to draw
-        it from; probs [topk], unless a chain; hidden [width], unless the model carries none.
+        it from; probs [topk], unless a chain; sure [1], the first draft's confidence, if it may be left out; hidden
+        [width], unless the model carries none.
         """
         found = [DraftStateSpec("ids", (self.topk,), torch.int64, distinct=True)]
         if self.draws:
             found = [DraftStateSpec("scores", (self.model.vocab_size,), torch.float32)]
         if self.topk > 1:
             found.append(DraftStateSpec("probs", (self.topk,), torch.float32))
+        if self.threshold:
+            found.append(DraftStateSpec("sure", (1,), torch.float32))
         if width:
             found.append(DraftStateSpec("hidden", (width,), self.pool.data.dtype))
         return tuple(found)
@@ -99,15 +110,16 @@ class AutoregressiveDrafter:
         attend = StepAttention(self.pool, write, batch.slots, bias, start=batch.start)
         out = self.model.forward(tokens, positions, aux, attend)
         last = out.gather(1, (kept - 1)[:, None, None].expand(-1, 1, out.shape[2]))
+        logits = self.model.logits(last)
+        state = {"hidden": last[:, 0], **({"sure": confidence(logits)} if self.threshold else {})}
         if self.draws:
-            return {"scores": self.model.logits(last)[:, 0], "hidden": last[:, 0]}
-        probs, ids = self._top(last)
-        state = {"ids": ids[:, 0], "hidden": last[:, 0]}
+            return state | {"scores": logits[:, 0]}
+        probs, ids = self._top(logits)
+        state["ids"] = ids[:, 0]
         return state if probs is None else state | {"probs": probs[:, 0]}
 
-    def _top(self, out: Tensor) -> tuple[Tensor | None, Tensor]:
+    def _top(self, logits: Tensor) -> tuple[Tensor | None, Tensor]:
         """The topk tokens of each row: probabilities (None for a chain) and target ids, [..., topk], best first."""
-        logits = self.model.logits(out)
         if self.topk == 1:
             # A chain has one candidate per step, so no selection, in which equal scores would tie.
             return None, self.model.to_target(argmax(logits)[..., None])
@@ -119,18 +131,22 @@ class AutoregressiveDrafter:
             return shared_chain(batch.root)
         rows = batch.sampling if self.draws else None
         first, law = self._drawn(state["scores"][:, None], batch, 1, rows) if self.draws else (state["ids"], None)
-        tokens, laws = [batch.root, first], [law]
+        tokens, laws, sure = [batch.root, first], [law], [state["sure"]] if self.threshold else []
         hidden = state["hidden"][:, None] if "hidden" in state else None
         deeper = batch.width - 2
         attend = self._draft_attention(batch, padded_kv_len, deeper)
         for step in range(deeper):
             attend.begin(step)
             hidden = self.model.forward(tokens[-1], (batch.start + step)[:, None], hidden, attend)
-            token, law = self._drawn(self.model.logits(hidden), batch, step + 2, rows)
+            logits = self.model.logits(hidden)
+            token, law = self._drawn(logits, batch, step + 2, rows)
             tokens.append(token)
             laws.append(law)
+            if self.threshold:
+                sure.append(confidence(logits))
+        q = torch.cat([law for law in laws if law is not None], 1) if rows else None
         return shared_chain(
-            torch.cat(tokens, 1), torch.cat([law for law in laws if law is not None], 1) if rows else None
+            torch.cat(tokens, 1), q, confident_nodes(torch.cat(sure, 1), self.threshold) if sure else None
         )
 
     def _drawn(
@@ -160,7 +176,7 @@ class AutoregressiveDrafter:
             attend.begin(step * topk, seen)
             positions = (batch.start + step)[:, None].expand(-1, topk)
             out = self.model.forward(tokens, positions, hidden, attend)
-            probs, ids = self._top(out)
+            probs, ids = self._top(self.model.logits(out))
             assert probs is not None
             grown, scores, chosen = expand_topk(scores, probs)
             candidate_ids.append(ids.flatten(1))

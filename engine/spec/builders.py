@@ -162,7 +162,8 @@ def _nextn(context: BuildContext) -> Drafter:
 
 def _dflash(context: BuildContext) -> Drafter:
     model = load_dflash(context.draft_folder, context.target)
-    return BlockDrafter(context.traits, model, context.pool(model.kv), context.verify_tokens, context.draws)
+    threshold = context.resolved.speculative_confidence_threshold
+    return BlockDrafter(context.traits, model, context.pool(model.kv), context.verify_tokens, context.draws, threshold)
 
 
 def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int, ...]) -> Drafter:
@@ -178,6 +179,7 @@ def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int,
         capture=capture,
         vocab_size=context.target.vocab_size,
         draws=context.draws,
+        threshold=resolved.speculative_confidence_threshold,
     )
 
 

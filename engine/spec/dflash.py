@@ -16,7 +16,7 @@ from specmatrix.engine.device.pool import KVPool
 from specmatrix.engine.device.relay import DraftStateSpec, Relay
 from specmatrix.engine.device.sampling import drawn_drafts
 from specmatrix.engine.models.dflash.model import DFlash
-from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, shared_chain
+from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, confidence, confident_nodes, shared_chain
 
 
 class BlockDrafter:
@@ -25,8 +25,11 @@ class BlockDrafter:
     steps = topk = 1
     carries: tuple[DraftStateSpec, ...] = ()
 
-    def __init__(self, traits: Traits, model: DFlash, pool: KVPool, nodes: int, draws: bool = False) -> None:
-        self.traits, self.model, self.pool, self.nodes, self.draws = traits, model, pool, nodes, draws
+    def __init__(
+        self, traits: Traits, model: DFlash, pool: KVPool, nodes: int, draws: bool = False, threshold: float = 0.0
+    ) -> None:
+        self.traits, self.model, self.pool, self.nodes = traits, model, pool, nodes
+        self.draws, self.threshold = draws, threshold
         self.capture = model.aux_layers
         self.key_span = traits.key_span
 
@@ -48,10 +51,11 @@ class BlockDrafter:
         attend.begin(0, everything)
         out = self.model.forward(torch.cat((batch.root, masks), 1), batch.positions, attend)
         logits, rows = self.model.logits(out[:, 1:]), batch.sampling if self.draws else None
+        lengths = confident_nodes(confidence(logits), self.threshold) if self.threshold else None
         if rows is None:
-            return shared_chain(torch.cat((batch.root, logits.argmax(-1)), 1))
+            return shared_chain(torch.cat((batch.root, logits.argmax(-1)), 1), None, lengths)
         drafts, q = drawn_drafts(logits, batch.start, count(width, batch.root.device)[1:], rows)
-        return shared_chain(torch.cat((batch.root, drafts), 1), q)
+        return shared_chain(torch.cat((batch.root, drafts), 1), q, lengths)
 
     def _keep(self, batch: StepBatch, aux: Tensor | None) -> None:
         """Store the KV of every position of the step. aux: [B, W, states]."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.core.draft.algorithms import Traits
-from specmatrix.engine.device.batch import StepBatch, count
+from specmatrix.engine.device.batch import StepBatch, count, past
 from specmatrix.engine.device.batch import VerifyResult as VerifyResult
 from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.device.relay import DraftState, DraftStateSpec, Relay
@@ -24,7 +24,8 @@ class DraftTree(NamedTuple):
     tokens [B, N] int64; parents [B, N] int64 with parents[:, 0] == -1 and parents[:, n] < n; depths [B, N];
     ancestors [B, N, N] bool, or None for a chain, where it is the causal triangle; depth: longest path allowed.
     q [B, N - 1, V] float32, chains only: the distribution over the target's vocabulary that each draft was drawn from;
-    None if drafts are deterministic, so that each q is a point mass.
+    None if drafts are deterministic, so that each q is a point mass. lengths [B] int64: how many of a row's first nodes
+    are verified, at least the root; None if all are.
     """
 
     tokens: Tensor
@@ -33,6 +34,28 @@ class DraftTree(NamedTuple):
     ancestors: Tensor | None
     depth: int
     q: Tensor | None = None
+    lengths: Tensor | None = None
+
+    def within(self, room: Tensor) -> DraftTree:
+        """The tree of which no row verifies a node of depth `room` [B] or more, nor one after it."""
+        lengths = (self.depths < room[:, None]).cumprod(1).sum(1)
+        return self._replace(lengths=lengths if self.lengths is None else torch.minimum(lengths, self.lengths))
+
+    @property
+    def verified(self) -> Tensor:
+        """Tokens [B, N], -1 for nodes that are not verified, which is no token."""
+        if self.lengths is None:
+            return self.tokens
+        return self.tokens.masked_fill(past(self.lengths, self.tokens.shape[1]), -1)
+
+    @property
+    def places(self) -> tuple[Tensor, Tensor | None]:
+        """Depths and ancestors that attention uses: a node that is not verified is in the root's place."""
+        if self.lengths is None or self.ancestors is None:
+            return self.depths, self.ancestors
+        beyond = past(self.lengths, self.tokens.shape[1])
+        ancestors = torch.where(beyond[:, :, None], self.ancestors[:, :1], self.ancestors)
+        return self.depths.masked_fill(beyond, 0), ancestors
 
 
 class DraftHooks(Protocol):
@@ -76,23 +99,37 @@ def chain(tokens: Tensor) -> DraftTree:
     return tree._replace(parents=tree.parents.clone(), depths=tree.depths.clone(memory_format=torch.contiguous_format))
 
 
-def shared_chain(tokens: Tensor, q: Tensor | None = None) -> DraftTree:
+def shared_chain(tokens: Tensor, q: Tensor | None = None, lengths: Tensor | None = None) -> DraftTree:
     """`chain` for built-in drafters; its parents and depths are shared between engines and read-only."""
     batch, nodes = tokens.shape
     parents, depths = _line(batch, nodes, tokens.device)
-    return DraftTree(tokens, parents, depths, None, nodes - 1, q)
+    return DraftTree(tokens, parents, depths, None, nodes - 1, q, lengths)
+
+
+def confidence(logits: Tensor) -> Tensor:
+    """The draft's probability of its best token [B, W], from logits [B, W, V]. It depends on earlier tokens only, so
+    that a length chosen by it leaves a drawn draft its distribution."""
+    return torch.softmax(logits.float(), -1).amax(-1)
+
+
+def confident_nodes(confidences: Tensor, threshold: float) -> Tensor:
+    """Nodes [B] of chains, root included, whose draft and all before it are right with a probability of at least
+    `threshold`, by confidences [B, W] of each draft."""
+    return 1 + (confidences.cumprod(1) >= threshold).sum(1)
 
 
 def agreed_tree(tree: DraftTree, ranks: Ranks) -> DraftTree:
     """Rank 0's tree, on every rank (sglang#40246, vllm#31307)."""
     if ranks.size == 1:
         return tree
+    if tree.lengths is not None:
+        tree = tree._replace(lengths=ranks.agreed(tree.lengths))
     if tree.ancestors is None:
         return tree._replace(tokens=ranks.agreed(tree.tokens))
     columns = torch.stack((tree.tokens, tree.parents, tree.depths), 2)
     whole = ranks.agreed(torch.cat((columns, tree.ancestors.long()), 2))
     tokens, parents, depths = (column.contiguous() for column in whole[..., :3].unbind(2))
-    return DraftTree(tokens, parents, depths, whole[..., 3:].bool(), tree.depth)
+    return tree._replace(tokens=tokens, parents=parents, depths=depths, ancestors=whole[..., 3:].bool())
 
 
 class AgreedDrafts:

@@ -39,8 +39,9 @@ VIOLATIONS: Final = (
     "proposed the same token twice under one node",
     "gave a node ancestors that contradict its parent",
     "carried a value that is not finite",
+    "asked to verify fewer than one or more than all of its nodes",
 )
-ROOT, TOKEN, PARENT, DEPTH, DUPLICATE, ANCESTORS, FINITE = range(len(VIOLATIONS))
+ROOT, TOKEN, PARENT, DEPTH, DUPLICATE, ANCESTORS, FINITE, LENGTH = range(len(VIOLATIONS))
 # Batch tensors copied for a drafter; positions and write slots are derived from them.
 BATCH: Final = ("rows", "start", "root", "slots", "lengths", "generations")
 
@@ -96,6 +97,8 @@ class Guard:
         return self._carried("prime", tokens, aux, sampled, following)
 
     def absorb(self, batch: StepBatch, verdict: VerifyResult, aux: Tensor | None) -> DraftState | None:
+        if self._batch is not None and batch.lengths is not None and not self._built_in:
+            self._batch.shorten(copied(batch.lengths))
         return self._carried("absorb", VerifyResult(*map(self._lent, verdict[:3])), aux)
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
@@ -161,7 +164,7 @@ class Guard:
         return kept
 
     def _checked_tree(self, tree: DraftTree, batch: StepBatch) -> DraftTree:
-        tokens, parents, depths, ancestors, depth, _ = tree
+        tokens, parents, depths, ancestors, depth, _, lengths = tree
         order = count(batch.width, tokens.device)
         before = (order - 1).clamp(min=0)
         above = torch.minimum(parents.clamp(min=0), before)
@@ -178,8 +181,13 @@ class Guard:
             violations[DUPLICATE] = places[:, 1:] == places[:, :-1]
             line = ancestors.gather(1, above[:, :, None].expand_as(ancestors)) & (order > 0)[:, None]
             violations[ANCESTORS] = (ancestors != line | (order == order[:, None])).flatten(1)
+        if lengths is not None:
+            violations[LENGTH] = ((lengths < 1) | (lengths > batch.width))[:, None]
         bad = self._note(violations)
-        return tree if bad is None else _padded(tree, bad, batch.root)._replace(q=_padded_law(tree, bad))
+        if bad is None:
+            return tree
+        lengths = None if lengths is None else lengths.masked_fill(bad, 1)
+        return _padded(tree, bad, batch.root)._replace(q=_padded_law(tree, bad), lengths=lengths)
 
     def _note(self, violations: dict[int, Tensor]) -> Tensor | None:
         """Record violations [B, *] by row. Returns the rows with any [B], or None if it is known that there are
@@ -212,7 +220,7 @@ def copied_batch(batch: StepBatch) -> StepBatch:
 def _copied_relay(relay: Relay) -> Relay:
     """A relay whose writes stay in the copy."""
     own = shallow_copy(relay)
-    own.length, own.last = copied(relay.length), copied(relay.last)
+    own.length, own.last, own.limit = copied(relay.length), copied(relay.last), copied(relay.limit)
     own.settle()
     own.sampling = SamplingRows(*map(copied, relay.sampling))
     return own
@@ -229,6 +237,8 @@ def _shaped_tree(tree: object, batch: StepBatch, vocab_size: int) -> DraftTree:
         _check_tensor("proposed ancestors", tree.ancestors, (*shape, batch.width), torch.bool, batch.rows.device)
     if tree.q is not None:
         _check_tensor("proposed q", tree.q, (shape[0], shape[1] - 1, vocab_size), torch.float32, batch.rows.device)
+    if tree.lengths is not None:
+        _check_tensor("proposed lengths", tree.lengths, shape[:1], torch.int64, batch.rows.device)
     longest = batch.width - 1
     least = longest if tree.ancestors is None else min(1, longest)
     if not isinstance(tree.depth, int) or not least <= tree.depth <= longest:

@@ -18,7 +18,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from specmatrix.engine.device.batch import VerifyResult, count
+from specmatrix.engine.device.batch import VerifyResult, count, past
 from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.device.sampling import COINS, RESIDUAL, SamplingRows, law_of, pick, stream
 from specmatrix.engine.spec.drafter import DraftTree
@@ -46,9 +46,9 @@ def verify(
     if not tree.depth:
         return VerifyResult(tree.depths, _ones(*start.shape, start.device), emit)
     if tree.ancestors is None:
-        hits = (tree.tokens[:, 1:] == emit[:, :-1]).cumprod(1)
+        hits = (tree.verified[:, 1:] == emit[:, :-1]).cumprod(1)
         return VerifyResult(tree.depths, 1 + hits.sum(1), emit)
-    path, accepted = accept_path(tree.tokens, tree.parents, emit, tree.depth, tree.ancestors)
+    path, accepted = accept_path(tree.verified, tree.parents, emit, tree.depth, tree.ancestors)
     moved = (path != count(path.shape[1], path.device)).any(1)
     return VerifyResult(path, accepted, emit.gather(1, path), moved)
 
@@ -60,6 +60,8 @@ def _by_rejection(
     drafts, columns = tree.tokens[:, 1:], count(tree.depth + 2, start.device)[1:]
     p = law_of(logits, rows)
     q = torch.zeros_like(p[:, 1:]).scatter_(2, drafts[..., None], 1.0) if tree.q is None else tree.q
+    if tree.lengths is not None:  # q of 0 rejects a draft, and leaves all of p to the token in its place
+        q = q.masked_fill(past(tree.lengths - 1, tree.depth)[..., None], 0.0)
     coins = stream(COINS, rows.seed, start, columns[:-1])
     tokens, accepted = reject_drafts(p, q, drafts, coins, stream(RESIDUAL, rows.seed, start, columns), block)
     both = ranks.agreed(torch.cat((tokens, accepted[:, None]), 1))

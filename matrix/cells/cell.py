@@ -42,6 +42,8 @@ SHORT_CONTEXT: Final = 320
 # Ample memory holds all requests of the largest workload at once; more only slows the ledger checks.
 AMPLE_TOKENS: Final = 12_288
 AMPLE_PAGES: Final = 128
+# Drafts that are less likely are left out: of the zoo's drafts about one in five is, and half of those are wrong.
+CONFIDENCE: Final = 0.5
 # Seed of every engine except those started as v1, such as baselines: they have seed 0 and seed each request.
 ENGINE_SEED: Final = 17
 # Settings that the gates need on every engine, besides batch-invariant results: KV stamps, ledger checks, and sessions,
@@ -65,6 +67,7 @@ class Cell(NamedTuple):
     draft_tokens: str = "auto"
     adaptive: str = "off"
     acceptance: str = "match"
+    verify: str = "whole"
     spec_version: str = "auto"
     overlap: str = "on"
     page_size: str = "1"
@@ -130,7 +133,7 @@ class Cell(NamedTuple):
     def baseline(self) -> "Cell":
         """The same cell without a drafter, for paired gates."""
         plain = dict.fromkeys(("steps", "topk", "draft_tokens"), "auto")
-        return self._replace(algorithm="none", adaptive="off", acceptance="match", **plain)
+        return self._replace(algorithm="none", adaptive="off", acceptance="match", verify="whole", **plain)
 
     @property
     def canonical(self) -> "Cell":
@@ -142,8 +145,8 @@ class Cell(NamedTuple):
     @property
     def session_baseline(self) -> "Cell":
         """The default engine start with the cell's drafter, the reference for turns with inherited KV."""
-        shape = {name: self.values[name] for name in ("algorithm", "steps", "topk", "draft_tokens", "acceptance")}
-        return self.canonical._replace(**shape)
+        names = ("algorithm", "steps", "topk", "draft_tokens", "acceptance", "verify")
+        return self.canonical._replace(**{name: self.values[name] for name in names})
 
     @property
     def own_values(self) -> dict[str, OwnValue]:
@@ -205,6 +208,8 @@ class Cell(NamedTuple):
             speculative_adaptive=self.adaptive != "off",
             speculative_adaptive_config=SLOTS.get(self.adaptive),
             speculative_acceptance=cast(Any, self.acceptance),
+            speculative_ragged_verify=self.verify != "whole",
+            speculative_confidence_threshold=CONFIDENCE if self.verify == "confident" else 0.0,
             spec_version=cast(Any, self.spec_version),
             disable_overlap_schedule=self.overlap == "off",
             page_size=int(self.page_size),

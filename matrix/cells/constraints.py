@@ -125,7 +125,7 @@ def _equal_widths(cell: Cell) -> bool:
 
 
 CONSTRAINTS: Final[tuple[Constraint, ...]] = (
-    _lifted("nothing-to-draft", "algorithm", "steps", "topk", "draft_tokens", "adaptive"),
+    _lifted("nothing-to-draft", "algorithm", "steps", "topk", "draft_tokens", "adaptive", "verify"),
     _lifted("steps-auto-alone", "algorithm", "steps", "topk", "draft_tokens", "adaptive"),
     _lifted("steps-no-candidate", "algorithm", "steps", "topk", "adaptive"),
     _lifted("adaptive-unsupported", "algorithm", "topk", "adaptive"),
@@ -136,6 +136,8 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     _lifted("v2-needs-overlap", "spec_version", "overlap"),
     _lifted("ngram-tree-too-wide", "algorithm", "steps", "topk", "draft_tokens", "acceptance"),
     _lifted("ngram-budget-too-wide", "algorithm", "model", "steps", "topk", "draft_tokens", "acceptance"),
+    _lifted("ragged-adaptive", "algorithm", "topk", "adaptive", "verify"),
+    _lifted("confidence-unknown", "algorithm", "topk", "verify"),
     _lifted("block-too-wide", "algorithm", "model", "draft_tokens"),
     _lifted("block-steps", "algorithm", "steps"),
     _lifted("chains-only", "algorithm", "topk"),

@@ -6,7 +6,8 @@ from typing import Any, Final, NamedTuple
 # The corpus that an n-gram drafter may search besides the requests' texts.
 CORPUS: Final = "gsm-mini-train"
 # Each slot decides after every round but its first, mostly from that round's own mean. The second differs in both
-# hysteresis values; the ceiling of the last makes its depth alternate, whatever the acceptance.
+# hysteresis values; the ceiling of the third makes its depth alternate, whatever the acceptance; the last drafts
+# nothing in every second round.
 TIERS: Final[dict[str, Any]] = {
     "ema_alpha": 0.75,
     "update_interval": 1,
@@ -14,6 +15,7 @@ TIERS: Final[dict[str, Any]] = {
     "1": {"candidate_steps": [1, 3]},
     "2": {"candidate_steps": [1, 2, 4], "down_hysteresis": 0.0, "up_hysteresis": 0.25},
     "4": {"candidate_steps": [1, 2, 4], "ceiling_coeff": 0.5},
+    "16": {"candidate_steps": [0, 2, 3], "down_hysteresis": 1.5},
 }
 # The oldest format, without batch sizes. Every field that affects a round differs from the default table.
 FLAT: Final[dict[str, Any]] = {

@@ -22,6 +22,8 @@ HELP: Final[Mapping[str, str]] = {
     "speculative_accept_threshold_single": "only 1 is allowed: a lower one is lossy",
     "speculative_accept_threshold_acc": "only 1 is allowed: a lower one is lossy",
     "speculative_acceptance": "what accepts sampled drafts: match, reject or block",
+    "speculative_ragged_verify": "verify no more drafts of a request than what is left of its length",
+    "speculative_confidence_threshold": "nor drafts that the draft model finds less likely than this",
     "speculative_ngram_min_bfs_breadth": "fewest children of an n-gram node",
     "speculative_ngram_max_bfs_breadth": "most children of an n-gram node",
     "speculative_ngram_match_type": "expand n-gram drafts by recency (BFS) or frequency (PROB)",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Any, Final, NamedTuple
 
 from specmatrix.engine.core.draft.algorithms import Traits
@@ -19,7 +20,7 @@ from specmatrix.matrix.gates.round_alignment import (
 )
 from specmatrix.matrix.gates.session_baseline import has_session_baseline, mismatching_turns
 from specmatrix.matrix.gates.thresholds import Threshold, values
-from specmatrix.matrix.oracles.naive_rounds import NaiveCheck, naive_check
+from specmatrix.matrix.oracles.naive_rounds import NaiveCheck, Sure, naive_check
 from specmatrix.matrix.oracles.ngram_replay import NgramReplay, ReplayError, Round
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
@@ -69,7 +70,7 @@ class RoundsPair(NamedTuple):
     """Tokens per verify round of one request from engine and oracle, and its number of retractions.
 
     question: index of its prompt. widths, reach: with adaptive depth, each round's width and the oracle's correct
-    drafts from each position.
+    drafts from each position. caps: most tokens of each round that verifies the part of a draft that it has room for.
     """
 
     mine: Sequence[int]
@@ -79,12 +80,17 @@ class RoundsPair(NamedTuple):
     reach: Sequence[int] = ()
     request: str = ""
     question: int = 0
+    caps: Sequence[int] = ()
+
+    def whole(self, last: int | None, most: int) -> Sequence[int]:
+        """The rounds up to `last` before the first with a cap below `most`."""
+        return self.mine[: next((place for place, cap in enumerate(self.caps) if cap < most), last)]
 
     def mismatch(self) -> int | None:
         """Index of the first round whose length differs from the oracle's; None if none."""
         if self.widths:
             return first_reach_mismatch(self.mine, self.widths, self.reach, self.retractions)
-        return first_round_mismatch(self.mine, self.theirs, self.retractions)
+        return first_round_mismatch(self.mine, self.theirs, self.retractions, self.caps)
 
     def blame(self) -> Blame:
         """Blames the request at the first token of the first differing round."""
@@ -176,7 +182,7 @@ class AcceptanceGate:
         steady = [pair for pair in greedy if not pair.retractions]
         # Another engine may draft less just before a length limit, so its last round is not compared.
         last = None if self.exact or Capability.ROUNDS not in self.needs else -1
-        mine = [pair.mine[:last] for pair in steady or greedy]
+        mine = [pair.whole(last, _longest(run.resolved)) for pair in steady or greedy]
         compared = [(lengths, pair) for lengths, pair in zip(mine, steady or greedy, strict=True) if lengths]
         measured = [same_range(lengths, pair.theirs) for lengths, pair in compared]
         if not measured:
@@ -185,7 +191,7 @@ class AcceptanceGate:
                 State.NOT_MEASURED,
                 message="no greedy request on the oracle's prompts decoded a verify round",
             )
-        numbers = _numbers(measured, [pair.mine for pair in greedy])
+        numbers = _numbers(measured, greedy)
         numbers["questions"] = [pair.question for _, pair in compared]
         interval = _interval(measured)
         # Another engine's first round may begin one token earlier, with its prefill.
@@ -217,7 +223,7 @@ class AcceptanceGate:
         algorithm = "nextn.single" if cell.adapts and cell.algorithm == "nextn" else cell.algorithm
         rounds, reach, left = 0, 0, dict[str, int]()
         for answer, among in _beyond_the_oracle(cell, run):
-            shapes = [combination(cell, run.resolved)[1:]] * len(answer.accept_lengths)
+            shapes, caps = [combination(cell, run.resolved)[1:]] * len(answer.accept_lengths), _caps(run, answer)
             if cell.adapts:
                 shapes = [(width - 1, 1, width) for width in answer.round_widths]
             found = self.naive(
@@ -228,6 +234,8 @@ class AcceptanceGate:
                 answer.output_ids,
                 answer.accept_lengths,
                 among,
+                caps=caps,
+                sure=sure_of(run, answer),
             )
             rounds, reach = rounds + found.rounds, max(reach, found.reach)
             if found.place is not None:
@@ -252,7 +260,10 @@ class AcceptanceGate:
         """Compare each round of every request, sampled or greedy, with a replay of the shared n-gram index."""
         if run.journal is None:
             return Outcome(self.name, State.NOT_MEASURED, message="the subject provides no ledger journal")
-        replay = NgramReplay(run.resolved, run.served)
+        ragged = run.work is not None and run.resolved.get("speculative_ragged_verify")
+        sent = run.work.sent if run.work is not None and ragged else {}
+        limits = {number: len(one.prompt) + one.new_tokens for number, one in sent.items()}
+        replay = NgramReplay(run.resolved, run.served, limits)
         try:
             replay.walk(run.journal)
         except ReplayError as broken:
@@ -294,8 +305,8 @@ class AcceptanceGate:
 
 
 def _in_oracle(cell: Cell) -> bool:
-    """Whether the oracle has acceptance lengths for the cell's greedy requests."""
-    drafts = cell.algorithm != "none" and cell.own_traits is None
+    """Whether the oracle has acceptance lengths for the cell's greedy requests: its rounds verify whole drafts."""
+    drafts = cell.algorithm != "none" and cell.own_traits is None and cell.verify != "confident"
     return drafts and _unaborted(cell) and cell.sampling in ("greedy", "mixed")
 
 
@@ -315,7 +326,8 @@ def _beyond_the_oracle(cell: Cell, run: Run) -> Iterator[tuple[Answer, Container
     if cell.acceptance != "match":  # `rejection` judges these
         kept = [(request, answer) for request, answer in kept if not request.temperature]
     far = [answer for _, answer in kept if len(answer.prompt_ids) > FAR]
-    drawn = [one for request, one in kept if (request.temperature > 0 or request.ruled) and one not in far]
+    sure = cell.verify == "confident"  # the stored rounds begin where whole drafts would
+    drawn = [one for request, one in kept if (sure or request.temperature > 0 or request.ruled) and one not in far]
     stride, passed = max(1, -(-sum(len(answer.accept_lengths) for answer in drawn) // DRAWN_ROUNDS)), 0
     firsts = {0} if len(drawn) <= DRAWN_ROUNDS // 2 else set[int]()
     for answer in drawn:
@@ -330,10 +342,13 @@ def _beyond_the_oracle(cell: Cell, run: Run) -> Iterator[tuple[Answer, Container
 
 
 def _is_drawn(cell: Cell) -> bool:
-    """Whether requests are sampled or have logit rules, so that acceptance does not follow the oracle's text."""
-    drafts = cell.algorithm != "none" and cell.own_traits is None
+    """Whether acceptance does not follow the oracle's text and rounds: requests are sampled or have logit rules, or
+    rows verify what their draft is sure of."""
+    drafts = cell.algorithm != "none" and cell.own_traits is None and _unaborted(cell)
+    if cell.verify == "confident" and cell.sampling in ("greedy", "mixed"):
+        return drafts
     ruled = cell.acceptance == "match" or cell.sampling == "rules"  # some of these are greedy under any rule
-    return drafts and ruled and _unaborted(cell) and cell.sampling not in ("greedy", "mixed")
+    return drafts and ruled and cell.sampling not in ("greedy", "mixed")
 
 
 def first_token(lengths: Sequence[int], place: int) -> int:
@@ -356,10 +371,37 @@ def _fixed(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | st
     if oracle is None or rounds is None:
         return f"the oracle has no rounds for {key[0]} with (steps, topk, draft tokens) = {key[1:]}"
     return [
-        RoundsPair(lengths, rounds[index], answer.retractions, request=answer.name, question=index)
+        RoundsPair(
+            lengths, rounds[index], answer.retractions, request=answer.name, question=index, caps=_caps(run, answer)
+        )
         for answer, index, lengths in _greedy(cell, run, oracle)
         if rounds[index]
     ]
+
+
+def _longest(resolved: Mapping[str, Any]) -> int:
+    """The most tokens of a round."""
+    return int(resolved["num_draft_tokens"] if int(resolved["topk"]) <= 1 else resolved["num_steps"] + 1)
+
+
+def _caps(run: Run, answer: Answer) -> tuple[int, ...]:
+    """The most tokens that each round of an answer may emit; () if every draft is verified whole."""
+    if not run.resolved.get("speculative_ragged_verify"):
+        return ()
+    left = next(one.max_new_tokens for one in run.requests if one.name == answer.name) - 1
+    before = accumulate(answer.accept_lengths, initial=0)
+    most = _longest(run.resolved)
+    return tuple(min(width, most, left - start) for width, start in zip(answer.round_widths, before, strict=False))
+
+
+def sure_of(run: Run, answer: Answer) -> Sure | None:
+    """What an answer's rounds verify of a chain by its confidence; None if that does not matter."""
+    threshold = float(run.resolved.get("speculative_confidence_threshold") or 0)
+    if not threshold:
+        return None
+    left = next(one.max_new_tokens for one in run.requests if one.name == answer.name) - 1
+    rooms = [left - start for start in accumulate(answer.accept_lengths, initial=0)]
+    return Sure(threshold, answer.round_widths, rooms, _longest(run.resolved))
 
 
 def _adapted(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | str:
@@ -432,11 +474,15 @@ def _interval(measured: Sequence[Rounds]) -> tuple[float, float] | None:
     return None if change.interval is None else (1 + change.interval[0], 1 + change.interval[1])
 
 
-def _numbers(measured: Sequence[Rounds], lengths: Sequence[Sequence[int]]) -> dict[str, Number]:
+def _numbers(measured: Sequence[Rounds], pairs: Sequence[RoundsPair]) -> dict[str, Number]:
+    """per_position: how often each draft was accepted where those before it were and it was verified."""
     emitted = sum(one.emitted for one in measured)
     engine, oracle = sum(one.engine for one in measured), sum(one.oracle for one in measured)
-    drafts = [length - 1 for each in lengths for length in each]
-    reached = [sum(d >= j for d in drafts) for j in range(max(drafts) + 1)]
+    rounds = [
+        one for pair in pairs for one in zip_longest(pair.mine, pair.caps[: len(pair.mine)], fillvalue=sys.maxsize)
+    ]
+    drafts = [length - 1 for length, _ in rounds]
+    reached = [sum(length > j and cap > j + 1 for length, cap in rounds) for j in range(max(drafts) + 1)]
     return {
         "length": emitted / engine,
         "reference": emitted / oracle,

@@ -96,7 +96,8 @@ def _misobserved(run: Run, trace: Trace, skipped: int) -> str:
 
 
 def _miscounted(run: Run, replay: AdaptiveReplay) -> str:
-    for counter in ("adaptive.activated", "adaptive.batch_switch", "adaptive.switched_up", "adaptive.switched_down"):
+    for name in ("activated", "batch_switch", "switched_up", "switched_down", "undrafted"):
+        counter = f"adaptive.{name}"
         seen, due = run.evidence.get(counter, 0), replay.counts[counter]
         if seen != due:
             return f"counter {counter} is {seen}; the trace implies {due}"

@@ -97,6 +97,11 @@ def _leaves_depth(cell: Cell, run: Run) -> bool:
     return cell.adapts and cell.adaptive == "table" and (cell.batch, cell.slots) == ("ramp", "auto")
 
 
+def _may_rest(run: Run) -> bool:
+    """Some slot may draft nothing."""
+    return any(0 in slot["candidate_steps"] for slot in run.resolved["adaptive_slots"])
+
+
 def _flat(cell: Cell, run: Run) -> bool:
     return cell.adapts and cell.adaptive == "flat"
 
@@ -109,6 +114,23 @@ def _deepens(cell: Cell, run: Run) -> bool:
         return False
     deepest: int = max(max(slot["candidate_steps"]) for slot in run.resolved["adaptive_slots"])
     return min((width for answer in run.answers for width in answer.round_widths), default=0) <= deepest
+
+
+def _ragged(cell: Cell, run: Run) -> bool:
+    """Rows may verify a part of their drafts."""
+    return bool(run.resolved.get("speculative_ragged_verify"))
+
+
+def _cut_by_length(cell: Cell, run: Run) -> bool:
+    """Some request that is drafted for ends by its length: its last round has no room for a whole draft."""
+    several = cell.batch not in ("single", "pair") and cell.memory == "ample"
+    return _ragged(cell, run) and several and _trained(cell, run) and cell.finish == "length"
+
+
+def _cut_by_confidence(cell: Cell, run: Run) -> bool:
+    """Of several texts some has a place that the draft is not sure of."""
+    several = cell.batch not in ("single", "pair")
+    return several and bool(run.resolved.get("speculative_confidence_threshold")) and _trained(cell, run)
 
 
 def _tree(cell: Cell, run: Run) -> bool:
@@ -276,6 +298,8 @@ EVIDENCE: Final[tuple[Evidence, ...]] = (
     Evidence("adaptive.activated", True, "the adaptive controller must choose each round's depth", _adapts),
     Evidence("adaptive.switched_up", True, "high acceptance must increase the depth", _moves),
     Evidence("adaptive.switched_down", True, "low acceptance must decrease the depth", _moves),
+    Evidence("adaptive.undrafted", True, "a slot that may draft nothing must do so", _moves),
+    Evidence("adaptive.undrafted", False, "every candidate drafts", lambda cell, run: not _may_rest(run)),
     Evidence("adaptive.batch_switch", True, "a change of batch size must change the depth", _moves),
     Evidence("adaptive.batch_switch", True, "a change of batch size must change the depth", _leaves_depth),
     Evidence("adaptive.switched_up", True, "high acceptance must increase the depth", _deepens),
@@ -284,6 +308,9 @@ EVIDENCE: Final[tuple[Evidence, ...]] = (
         Evidence(f"adaptive.{name}", False, "the draft depth is static", _not(_adapts))
         for name in ("activated", "switched_up", "switched_down", "batch_switch")
     ),
+    Evidence("spec.shortened", True, "what is left of a length must shorten some row", _cut_by_length),
+    Evidence("spec.shortened", True, "unlikely drafts must shorten some row", _cut_by_confidence),
+    Evidence("spec.shortened", False, "every draft is verified whole", _not(_ragged)),
     Evidence("tree.branched", True, "a tree with topk above 1 must branch", _must_branch),
     Evidence("tree.branched", False, "a chain has no branches", _not(_tree)),
     Evidence("tree.compacted", True, "the KV of an accepted tree path must be compacted", _must_compact),

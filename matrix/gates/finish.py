@@ -61,6 +61,8 @@ class FinishGate:
             if not fault and run.capabilities >= {Capability.HISTOGRAM, Capability.ROUNDS}:
                 older = OLDER if Capability.RESOLUTION in run.capabilities else {}
                 fault = _metrics(cell, run.resolved, answer, older)
+                if not fault and run.resolved.get("speculative_ragged_verify"):
+                    fault = _shortened(request, answer, run.resolved)
             if fault:
                 faults.append((request.name, f"{request.name} {fault}"))
         reasons = Counter(answer.finish for answer in run.answers)
@@ -192,17 +194,19 @@ def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer, older: Map
         "completion_tokens": len(answer.output_ids),
         "cached_tokens": answer.cached_tokens,
     }
-    widths = answer.round_widths if cell.adapts else (int(resolved["num_draft_tokens"]),) * len(lengths)
+    ragged = bool(resolved.get("speculative_ragged_verify"))
+    widths = answer.round_widths if cell.adapts or ragged else (int(resolved["num_draft_tokens"]),) * len(lengths)
     if len(widths) != len(lengths):
         return f"reports {len(widths)} round widths for {len(lengths)} verify rounds"
     # A chain may be accepted whole, whatever num_steps means to its drafter; a tree's depth is num_steps.
     chain = int(resolved["topk"]) <= 1
     for length, width in zip(lengths, widths, strict=True):
-        deepest = width if chain else int(resolved["num_steps"]) + 1
+        deepest = width if chain else min(width, int(resolved["num_steps"]) + 1)
         if not 1 <= length <= deepest:
             return f"accepted {length} tokens in one verify round; allowed: 1 to {deepest}"
-    if cell.algorithm != "none" and lengths:
-        correct, proposed = sum(lengths) - len(lengths), sum(width - 1 for width in widths)
+    proposed = sum(width - 1 for width in widths)
+    if cell.algorithm != "none" and proposed:
+        correct = sum(lengths) - len(lengths)
         counts |= {
             "spec_verify_ct": len(lengths),
             "spec_num_correct_drafts": correct,
@@ -216,13 +220,16 @@ def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer, older: Map
             )
         ratios = {
             "spec_accept_length": len(answer.output_ids) / len(lengths),
-            "spec_accept_rate": correct / proposed,
+            "spec_accept_rate": correct / max(1, proposed),
         }
         for key, value in ratios.items():
             if not isclose(float(info.get(key, nan)), value, rel_tol=1e-9):
                 return f"reports {key} {info.get(key)}; its verify rounds give {value:.6g}"
+        due = [*map([*widths].count, range(1, max(widths) + 1))]
+        if info.get("spec_verified_drafts_histogram", due) != due:
+            return f"reports {info['spec_verified_drafts_histogram']} as its rounds by verified drafts; they are {due}"
     reported = next((key for key in info if key.startswith("spec_")), None)
-    if reported is not None and (cell.algorithm == "none" or not lengths):
+    if reported is not None and (cell.algorithm == "none" or not lengths or not proposed):
         return f"reports {reported} {info[reported]}, but no round drafted"
     for key, count in counts.items():
         if info.get(key) != count:
@@ -231,6 +238,21 @@ def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer, older: Map
         if info.get(key) != info.get(name):
             return f"reports {key} {info.get(key)}, an older name of {name}, which is {info.get(name)}"
     return _emitted(answer)
+
+
+def _shortened(request: RequestSpec, answer: Answer, resolved: Mapping[str, Any]) -> str:
+    """A fault in how many nodes each round verified, or "": those whose tokens the rest of the length can hold. A tree
+    may have fewer of them. Which rounds came before a retraction is not known."""
+    if (emitted := 1 + sum(answer.accept_lengths)) > request.max_new_tokens:
+        return f"emitted {emitted} tokens; its length is {request.max_new_tokens}"
+    nodes, topk, left = int(resolved["num_draft_tokens"]), int(resolved["topk"]), request.max_new_tokens - 1
+    exact = topk == 1 and not resolved["speculative_confidence_threshold"]
+    for length, width in zip(answer.accept_lengths, () if answer.retractions else answer.round_widths, strict=False):
+        most = min(nodes, sum(topk**depth for depth in range(min(left, nodes))))
+        if width > most or (exact and width < most):
+            return f"verified {width} nodes of a draft with {left} tokens left of its length; allowed: {most}"
+        left -= length
+    return ""
 
 
 def _emitted(answer: Answer) -> str:

@@ -49,9 +49,9 @@ class IdentitiesGate:
 
 
 def _width(resolved: Mapping[str, Any]) -> int | None:
-    """Draft tokens of every round; None if the depth changes or is not known."""
+    """Draft tokens of every round; None if they differ or are not known."""
     nodes = resolved.get("num_draft_tokens")
-    return None if nodes is None else int(nodes) - 1
+    return None if nodes is None or resolved.get("speculative_ragged_verify") else int(nodes) - 1
 
 
 def identity_fault(answer: Answer, width: int | None) -> str:

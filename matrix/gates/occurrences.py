@@ -104,7 +104,7 @@ def _seen(prepared: PreparedCell, run: Run) -> list[Seen]:
     cell, shape = prepared.cell, prepared.predicted
     if isinstance(shape, ConfigError) or cell.adapts or cell.algorithm == "none" or cell.numerics != "float32":
         return []
-    if cell.own_traits is not None:
+    if cell.own_traits is not None or cell.verify != "whole":
         return []
     answers = {answer.name: answer for answer in run.answers if not answer.retractions}
     deepest = deepest_round(shape.num_steps, shape.topk, shape.num_draft_tokens)

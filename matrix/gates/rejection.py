@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.acceptance import first_token
+from specmatrix.matrix.gates.acceptance import first_token, sure_of
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.drawn_rounds import DrawnRound, Text, drawn_round
+from specmatrix.matrix.oracles.naive_rounds import Sure
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
@@ -30,18 +31,19 @@ Places: TypeAlias = list[list[tuple[float, bool]]]
 
 class Replayed(NamedTuple):
     """One round as it ran and as recomputed. at: index of its first output token. emitted: what the text's end left of
-    it; accepted: also those behind that end."""
+    it; accepted: also those behind that end. wide: it verified other drafts than their confidence allows."""
 
     answer: Answer
     at: int
     accepted: int
     emitted: tuple[int, ...]
     due: DrawnRound
+    wide: bool = False
 
     @property
     def differs(self) -> bool:
         due = self.due.tokens
-        return self.emitted != due[: len(self.emitted)] or self.accepted + 1 != len(due)
+        return self.wide or self.emitted != due[: len(self.emitted)] or self.accepted + 1 != len(due)
 
 
 @dataclass
@@ -77,6 +79,7 @@ class RejectionGate:
             got, due = ([*tokens] for tokens in (first.emitted, first.due.tokens))
             text = f"{len(left)} of {len(rounds)} rounds differ from what p, q and the seed give, first"
             text = f"{text} {first.answer.name} at token {first.at}: {got} instead of {due}"
+            text = f"{text}, and other drafts verified than its confidence allows" if first.wide else text
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(first.answer.name, first.at))
         if len(rounds) < self.thresholds["min_rounds"]:
             text = f"{len(rounds)} rounds of sampled requests ran; the test needs {self.thresholds['min_rounds']:g}"
@@ -103,25 +106,34 @@ def _replayed(prepared: PreparedCell, run: Run, edge: float) -> Iterator[Replaye
             answer.prompt_ids,
             answer.output_ids,
         )
-        yield from _of_answer(text, answer, range(-passed % stride, len(answer.accept_lengths), stride), prepared, edge)
+        among = range(-passed % stride, len(answer.accept_lengths), stride)
+        nodes = 0 if prepared.cell.adapts else int(run.resolved["num_draft_tokens"])
+        yield from _of_answer(text, answer, among, prepared, edge, (nodes, sure_of(run, answer)))
         passed += len(answer.accept_lengths)
 
 
-def _of_answer(text: Text, answer: Answer, among: range, prepared: PreparedCell, edge: float) -> Iterator[Replayed]:
-    """The rounds of one answer. A retraction's prefill emits a token between two rounds, which ones is not known."""
+def _of_answer(
+    text: Text, answer: Answer, among: range, prepared: PreparedCell, edge: float, drafted: tuple[int, Sure | None]
+) -> Iterator[Replayed]:
+    """The rounds of one answer. A retraction's prefill emits a token between two rounds, which ones is not known.
+    drafted: nodes of each draft, 0 if as many as are verified, and what was verified of them."""
     import torch
 
     prefills = 0
     with torch.inference_mode():
         for index in among:
             length, width = answer.accept_lengths[index], answer.round_widths[index]
-            draft = text.draft((width - 1, 1, width))
+            nodes, sure = drafted[0] or width, drafted[1]
+            draft = text.draft((nodes - 1, 1, nodes))
+            wide = 0 if sure is None else min(sure.rooms[index], sure.most) - 1
             for more in range(prefills, answer.retractions + 1):
                 at = first_token(answer.accept_lengths, index) + more
                 emitted = answer.output_ids[at : at + length]
                 known = len(answer.prompt_ids) + at - 1
-                due = drawn_round(text, draft, known, width - 1, prepared.cell.acceptance == "block")
-                one = Replayed(answer, at, length - 1, emitted, due)
+                block, plain = prepared.cell.acceptance == "block", not drafted[0] and width == 1
+                due = drawn_round(text, draft, known, width - 1, block, wide, plain)
+                other = sure is not None and sure.differs(index, due.shares, more)
+                one = Replayed(answer, at, length - 1, emitted, due, other)
                 if not one.differs or due.margin < edge:
                     prefills = more
                     break

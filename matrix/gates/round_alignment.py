@@ -3,6 +3,7 @@ changing widths with the oracle's reach (correct consecutive drafts from each po
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -44,16 +45,20 @@ def due_tokens(reach: Sequence[int], start: int, width: int) -> int | None:
     return min(reach[start], width - 1) + 1 if start < len(reach) else None
 
 
-def first_round_mismatch(mine: Sequence[int], theirs: Sequence[int], retractions: int = 0) -> int | None:
+def first_round_mismatch(
+    mine: Sequence[int], theirs: Sequence[int], retractions: int = 0, caps: Sequence[int] = ()
+) -> int | None:
     """Index of the first round that starts at the same token as a reference round but has another length.
 
-    What a round accepts depends only on its start position. The last round of either side may be truncated and is not
-    compared. A retraction shifts later rounds as in `first_reach_mismatch`.
+    What a round accepts depends only on its start position, and at most `caps` of it if it verified a part of its
+    draft. The last round of either side may be truncated and is not compared. A retraction shifts later rounds as in
+    `first_reach_mismatch`.
     """
     known = dict(zip(accumulate(theirs, initial=0), theirs[:-1], strict=False))
     start, moves = 0, set(range(retractions + 1))
     for index, length in enumerate(mine[:-1]):
-        moves = {moved for moved in moves if known.get(start + moved, length) == length}
+        most = caps[index] if caps else sys.maxsize
+        moves = {moved for moved in moves if min(known.get(start + moved, length), most) == length}
         if not moves:
             return index
         moves = set(range(min(moves), retractions + 1))

@@ -22,8 +22,10 @@ from specmatrix.matrix.golden.products import Values, products
 REFUSED: Final = "refused"
 AS_ASKED: Final = "as asked"
 RUNS: Final = "runs"
-SHAPE: Final = ("algorithm", "model", "steps", "topk", "draft_tokens", "adaptive", "acceptance")
-TIMING: Final = ("algorithm", "model", "steps", "topk", "adaptive", "acceptance", "spec_version", "overlap")
+SHAPE: Final = ("algorithm", "model", "steps", "topk", "draft_tokens", "adaptive", "acceptance", "verify")
+TIMING: Final = (
+    "algorithm", "model", "steps", "topk", "adaptive", "acceptance", "verify", "spec_version", "overlap",
+)  # fmt: skip
 # The axes on which each field depends. A start refused by the first axes of `refused` has no other outcome.
 DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     REFUSED: (SHAPE, ("spec_version", "overlap"), ("model", "tp")),
@@ -50,6 +52,8 @@ DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "dtype": (("numerics",),),
     "device": ((),),
     "speculative_acceptance": (("acceptance",),),
+    "speculative_ragged_verify": (("verify",),),
+    "speculative_confidence_threshold": (("verify",),),
 }
 # Fields of EngineConfig that have another name in a resolved configuration.
 RENAMED: Final[dict[str, str]] = {

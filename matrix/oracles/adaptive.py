@@ -25,11 +25,12 @@ DEFAULTS: Final[dict[str, Any]] = {
     "up_hysteresis": 0.0,
     "ceiling_coeff": 0,
 }
-# The default table (sglang#24055).
+# The default table, SGLang's.
 DEFAULT_TABLE: Final[dict[str, Any]] = {
-    "1": {"candidate_steps": [1, 3, 7]},
-    "8": {"candidate_steps": [1, 3], "down_hysteresis": 0},
-    "32": {"candidate_steps": [1]},
+    "1": {"candidate_steps": [1, 3, 5, 7]},
+    "8": {"candidate_steps": [0, 1, 3], "down_hysteresis": 0},
+    "32": {"candidate_steps": [0, 1], "down_hysteresis": 0},
+    "64": {"candidate_steps": [0], "down_hysteresis": 0},
 }
 
 
@@ -58,7 +59,10 @@ def widest(slots: Mapping[int, Mapping[str, Any]]) -> int:
 def decide(slot: Mapping[str, Any], steps: int, ema: float) -> int:
     """The new depth that a slot decides from depth `steps` and average `ema` (accepted drafts)."""
     candidates = sorted(set(slot["candidate_steps"]))
-    target = min((c for c in candidates if c < steps and ema <= c - 0.5 + slot["down_hysteresis"]), default=steps)
+    if steps == 0:  # nothing was learnt since, so the next depth is tried
+        return int(candidates[min(1, len(candidates) - 1)])
+    floors = {c: (0.5 if c == 0 else c - 0.5) + slot["down_hysteresis"] for c in candidates if c < steps}
+    target = min((c for c, floor in floors.items() if ema <= floor), default=steps)
     if target == steps:
         chain = [c for c in candidates if c >= steps]
         passed = sum(ema > c - 0.5 + slot["up_hysteresis"] for c in chain)
@@ -142,7 +146,10 @@ class AdaptiveReplay:
             )
         state, rule = self.states[size], self.slots[size]
         mean = sum(seen.correct) / len(seen.correct)
-        ema = (1 - rule["ema_alpha"]) * state.ema + rule["ema_alpha"] * mean
+        ema = (1 - rule["ema_alpha"]) * state.ema + rule["ema_alpha"] * mean if seen.width > 1 else state.ema
+        due = state.rounds + 1 - rule["warmup_batches"]
+        if state.steps == 0 and due > 0 and not due % rule["update_interval"] and ema < 0:
+            ema = max(decide(rule, 0, ema) - 1.0, -1.0)
         self.deviation = max(self.deviation, abs(ema - seen.ema))
         if not abs(ema - seen.ema) <= self.tolerance:
             raise AdaptiveMismatch(
@@ -159,6 +166,7 @@ class AdaptiveReplay:
         if index >= self.skipped[1]:
             self.counts["adaptive.switched_up"] += decision == "up"
             self.counts["adaptive.switched_down"] += decision == "down"
+            self.counts["adaptive.undrafted"] += seen.width == 1
 
     def _find(self, what: str, seen: Observation) -> None:
         """Consume the observed round. Rounds launched more than `lag` before the last one have been read; they are

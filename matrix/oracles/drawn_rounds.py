@@ -39,11 +39,13 @@ COLUMNS: Final = 512
 class DrawnRound(NamedTuple):
     """One round. tokens: the accepted drafts and the token behind them. margin: how near a random number comes to
     another outcome, in probability. chances: of each draft, that it is accepted with all before it: under the token
-    rule the sum of min(p, q) if those before it are, up to the first that is not; under the block rule h."""
+    rule the sum of min(p, q) if those before it are, up to the first that is not; under the block rule h. shares: the
+    draft's probability of its best token, of each draft."""
 
     tokens: tuple[int, ...]
     margin: float
     chances: tuple[float, ...]
+    shares: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,15 @@ def filtered(request: RequestSpec, logits: Tensor, min_p: float = 0.0) -> Filter
     return Filtered(law, float(np.abs(distance[1:]).min()) if request.top_p < 1 else 1.0)
 
 
-def drawn_round(text: Text, draft: OracleDraft, known: int, steps: int, block: bool) -> DrawnRound:
-    """The round that begins with `known` tokens in the KV and drafts `steps` tokens."""
+def drawn_round(
+    text: Text, draft: OracleDraft, known: int, steps: int, block: bool, wide: int = 0, plain: bool = False
+) -> DrawnRound:
+    """The round that begins with `known` tokens in the KV and verifies `steps` drafts, of `wide` or as many. plain: no
+    row has drafts, so each token is drawn as in plain decoding."""
     import numpy as np
 
-    path, q, margins = _drafted(text, draft, known, steps)
+    path, q, margins, shares = _drafted(text, draft, known, max(steps, wide))
+    path, q, margins = path[:steps], q[:steps], margins[: 2 * steps]
     laws = text.target_laws(known, path)
     p = [law.masses for law in laws]
     q = [_over_target(draft, masses, len(p[0])) for masses in q]
@@ -125,9 +131,10 @@ def drawn_round(text: Text, draft: OracleDraft, known: int, steps: int, block: b
     left = np.maximum(held * p[accepted] - q[accepted], 0.0) if accepted < steps else p[steps]
     # Where p is q up to rounding there is no residual.
     left = left if left.sum() > 0 else p[accepted]
-    last, near = _chosen(left, text.coin(RESIDUAL, known, accepted + 1))
+    coin = random_number(text.seed, known + 1) if plain else text.coin(RESIDUAL, known, accepted + 1)
+    last, near = _chosen(left, coin)
     margin = min(*margins, *(law.margin for law in laws), margin, near)
-    return DrawnRound((*path[:accepted], last), margin, tuple(chances))
+    return DrawnRound((*path[:accepted], last), margin, tuple(chances), shares)
 
 
 def chances_along(
@@ -152,10 +159,11 @@ def chances_along(
 
 def _drafted(
     text: Text, draft: OracleDraft, known: int, steps: int
-) -> tuple[tuple[int, ...], list[Masses], list[float]]:
-    """The drafts, the law over the draft's vocabulary that each was drawn from, and the margins of both."""
+) -> tuple[tuple[int, ...], list[Masses], list[float], tuple[float, ...]]:
+    """The drafts, the law over the draft's vocabulary that each was drawn from, the margins of both, and the share of
+    each place's best token."""
     path: tuple[int, ...] = ()
-    states, laws, margins = list[Any](), [], []
+    states, laws, margins, shares = list[Any](), [], [], list[float]()
     for column in range(1, steps + 1):
         state, logits = draft.after(known, [path], [states])
         law = filtered(text.request, logits[0])
@@ -163,8 +171,9 @@ def _drafted(
         margins += [margin, law.margin]
         states.append(state[0])
         laws.append(law.masses)
+        shares.append(float(logits[0].softmax(-1).max()))
         path = (*path, draft.to_target(index))
-    return path, laws, margins
+    return path, laws, margins, tuple(shares)
 
 
 def _over_target(draft: OracleDraft, law: Masses, size: int) -> Masses:

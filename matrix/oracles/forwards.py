@@ -61,8 +61,8 @@ def graph_batch(requests: int) -> int:
 def needless_forwards(step: NeededStep, ran: StepForwards, shape: DraftShape, spare: SparePositions) -> str:
     """A sentence if a step's forwards differ from those needed, else ""."""
     kind = "prefill" if step.prefill else "round"
-    requests, width = len(step.rows), max(row.width for row in step.rows)
-    needed, most = max(row.end for row in step.rows), spare.eager
+    requests, width = len(step.rows), step.width
+    needed, most = step.end, spare.eager
     if spare.graph is not None and not step.prefill:
         if not ran.target:
             return ""  # a graph replays without running Python

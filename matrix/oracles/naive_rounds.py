@@ -10,10 +10,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Container, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import accumulate
+from operator import mul
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
+    from specmatrix.matrix.zoo.oracle import Proposals
     from specmatrix.matrix.zoo.oracle_drafts import Drafts, Shape
+
+# A confidence this near to its threshold may be on the other side in the engine: float32 rounds by up to 1e-6.
+NEAR: Final = 1e-4
 
 
 class NaiveCheck(NamedTuple):
@@ -23,6 +29,26 @@ class NaiveCheck(NamedTuple):
     rounds: int
     place: int | None
     reach: int
+
+
+class Sure(NamedTuple):
+    """Rounds of chains that verify drafts while their confidence, the product of the probabilities of each place's best
+    token, is at least `threshold`. widths: nodes that each round verified; rooms: tokens that were left
+    of the length; most: nodes of a draft."""
+
+    threshold: float
+    widths: Sequence[int]
+    rooms: Sequence[int]
+    most: int
+
+    def differs(self, index: int, shares: Sequence[float], prefilled: int = 0) -> bool:
+        """Whether a round verified another number than these probabilities of its drafts give. prefilled: tokens that
+        prefills after a retraction took from its room."""
+        room = min(self.rooms[index] - prefilled, self.most)
+        held: list[float] = list(accumulate(shares[: room - 1], mul))
+        if any(abs(one - self.threshold) < NEAR for one in held):
+            return False
+        return sum(one >= self.threshold for one in held) != self.widths[index] - 1
 
 
 @cache
@@ -42,10 +68,13 @@ def naive_check(
     lengths: Sequence[int],
     among: Container[int] = range(sys.maxsize),
     drafts: Callable[[str], Drafts] = zoo_drafts,
+    caps: Sequence[int] = (),
+    sure: Sure | None = None,
 ) -> NaiveCheck:
     """Compare an answer's rounds. shapes: (steps, topk, draft tokens) of each round; lengths: tokens of each, bonus
-    included. among: indices of the rounds to compare. drafts: makes a target's drafts. A round whose accepted path may
-    extend past the end of the text is not compared."""
+    included. among: indices of the rounds to compare. drafts: makes a target's drafts. caps: most tokens of each round.
+    A round whose accepted path may extend past the end of the text is not compared.
+    """
     import torch
 
     from specmatrix.matrix.zoo.oracle import Proposals, accepted_path
@@ -62,10 +91,23 @@ def naive_check(
             if key not in proposals:
                 proposals[key] = Proposals(drafts(target).of(algorithm, shape, tokens))
             path = accepted_path(proposals[key], tokens, known, shape)
-            if known + 1 + len(path) >= len(tokens):
+            most = caps[index] if caps else sys.maxsize
+            if known + min(1 + len(path), most) >= len(tokens):
                 break
             compared, reach = compared + 1, known
-            if len(path) + 1 != length:
+            shares = best_shares(proposals[key], known, shape[2] - 1) if sure is not None else []
+            if min(len(path) + 1, most) != length or (sure is not None and sure.differs(index, shares)):
                 return NaiveCheck(compared, index, reach)
             known += length
     return NaiveCheck(compared, None, reach)
+
+
+def best_shares(proposals: Proposals, known: int, drafts: int) -> list[float]:
+    """The probability of each draft of a chain of best tokens."""
+    path: tuple[int, ...] = ()
+    shares = []
+    for _ in range(drafts):
+        share, token = proposals.of(known, [path])[0][0]
+        shares.append(share)
+        path = (*path, token)
+    return shares

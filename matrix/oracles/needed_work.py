@@ -16,7 +16,8 @@ class WorkMismatch(Exception):
 
 class Sizes(NamedTuple):
     """chunk: tokens of a prefill step, None for any number. rows: requests that run at once. width: positions of the
-    widest round. span: tokens past a page that its KV depends on. window: (tokens, pages) of sliding layers."""
+    widest round; branches: children of a node, if a row has no more nodes than what is left of its length can emit,
+    else 0. span: tokens past a page that its KV depends on. window: (tokens, pages) of sliding layers."""
 
     pages: int
     page: int
@@ -27,6 +28,7 @@ class Sizes(NamedTuple):
     span: int
     caches: bool
     window: tuple[int, int] | None = None
+    branches: int = 0
 
     @property
     def overrun(self) -> int:
@@ -43,11 +45,19 @@ class Launched(NamedTuple):
 
 
 class NeededStep(NamedTuple):
-    """The rows that one step launches. scored: whether log-probabilities of prompt tokens are needed."""
+    """The rows that one step launches, each padded to `width` positions. scored: whether log-probabilities of prompt
+    tokens are needed."""
 
     prefill: bool
     rows: tuple[Launched, ...]
+    width: int
     scored: bool = False
+
+    @property
+    def end(self) -> int:
+        """Upper bound of the positions that its rows may need, with their padding in a round."""
+        ends = [row.end if self.prefill else row.end - row.width + self.width for row in self.rows]
+        return max(ends)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ Windows are strings with one character per token, so looking one up is a diction
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,9 +34,9 @@ class Grams:
                 after[text[end]] = times + 1
                 self.windows += not times
 
-    def draft(self, text: str, nodes: int, topk: int, steps: int) -> set[str]:
-        """All paths below the last token of `text` in a draft tree of `nodes` nodes, root included; sets `matched` to
-        whether any of them is not padding."""
+    def draft(self, text: str, nodes: int, topk: int, steps: int) -> KeysView[str]:
+        """All paths below the last token of `text` in a draft tree of `nodes` nodes, root included, in their order;
+        sets `matched` to whether any of them is not padding."""
         tree = _Tree(nodes, topk, steps)
         budget = min(self.options["external_sam_budget"], steps, nodes - 1)
         continuation = self.from_corpus(text, budget) if self.corpus else ""
@@ -50,7 +50,7 @@ class Grams:
             grow(tree, text[-length:])
         self.matched = len(tree.children) > 1
         tree.pad()
-        return set(tree.children)
+        return tree.children.keys()
 
     def from_corpus(self, text: str, budget: int) -> str:
         """The corpus's most frequent continuation of the longest suffix of `text` that occurs in it, up to `budget`

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from typing import Any
 
 from specmatrix.matrix.cells.start_settings import CORPUS
@@ -66,13 +67,16 @@ class NgramReplay:
     """Replays a journal for the served requests; `rounds`: request id to the expected rounds; `mixed`: rounds in which
     some requests have drafts and others have none.
 
-    resolved: the running configuration, with the index options under `ngram`.
+    resolved: the running configuration, with the index options under `ngram`. limits: request id to the most tokens of
+    its prompt and output, if a tree ends before its first node that they have no room for.
     """
 
-    def __init__(self, resolved: Mapping[str, Any], served: Iterable[Served]) -> None:
+    def __init__(
+        self, resolved: Mapping[str, Any], served: Iterable[Served], limits: Mapping[int, int] | None = None
+    ) -> None:
         self.rounds: dict[int, list[Round]] = {}
         self.mixed = 0
-        self._resolved = resolved
+        self._resolved, self._limits = resolved, limits or {}
         path = resolved["ngram"]["external_corpus_path"]
         self.grams = Grams(resolved["ngram"], corpus() if path == CORPUS else ())
         self._queues: dict[int, list[Served]] = {}
@@ -155,6 +159,9 @@ class NgramReplay:
                 self._resolved["num_steps"],
             )
             matched.add(self.grams.matched)
+            if request.served.id in self._limits:
+                room = self._limits[request.served.id] - request.known
+                paths = dict.fromkeys(takewhile(lambda path, room=room: len(path) < room, paths)).keys()  # type: ignore[misc]  # a default
             fits = next(length for length in range(len(request.ahead), -1, -1) if request.ahead[:length] in paths)
             found = Round(fits + 1, fits == len(request.ahead))
             self.rounds.setdefault(request.served.id, []).append(found)

@@ -176,7 +176,10 @@ class WorkReplay:
     def _plan(self) -> NeededStep:
         rows = self._prefill()
         scored = any(self.requests[row.request].unscored is not None for row in rows)
-        return NeededStep(bool(rows), tuple(rows or self._rounds()), scored)
+        if rows:
+            return NeededStep(True, tuple(rows), max(row.width for row in rows), scored)
+        width, rounds = self._rounds()
+        return NeededStep(False, tuple(rounds), width)
 
     def _prefill(self) -> list[Launched]:
         budget = EVERYTHING if self.sizes.chunk is None else self.sizes.chunk
@@ -199,15 +202,28 @@ class WorkReplay:
         self.done.computed += take
         return self._launch(request, take, prefill=True)
 
-    def _rounds(self) -> list[Launched]:
-        """Every request with its prompt in KV takes part, with room for the widest round; all have one width."""
+    def _rounds(self) -> tuple[int, list[Launched]]:
+        """Every request with its prompt in KV takes part, with room for the widest round; all have one width, unless
+        what is left of a length is less."""
         ready = []
         for request in list(self.active):
-            if request.decoding and self._room(request, self.sizes.width):
-                self._reserve(request, self.sizes.width)
-                ready.append(request)
-        width = self._peek()[2] if ready and self._peek()[0] == "launch" else self.sizes.width
-        return [self._launch(request, width, prefill=False) for request in ready]
+            most = self._most(request) if request.decoding else 0
+            if most and self._room(request, most):
+                self._reserve(request, most)
+                ready.append((request, most))
+        width = self.sizes.width
+        if ready and not self.sizes.branches and self._peek()[0] == "launch":
+            width = self._peek()[2]
+        return width, [self._launch(request, min(width, most), prefill=False) for request, most in ready]
+
+    def _most(self, request: PlannedRequest) -> int:
+        """Nodes of a row: of the widest round, or those whose tokens still fit after one from each step in flight."""
+        width, branches = self.sizes.width, self.sizes.branches
+        if not branches:
+            return width
+        left = request.sent.new_tokens - request.out - len(self._row(request).flights)
+        nodes: int = sum(branches**depth for depth in range(min(left, width)))
+        return min(width, nodes)
 
     def _reserve(self, request: PlannedRequest, width: int) -> None:
         row = self._row(request)

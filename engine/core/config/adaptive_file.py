@@ -27,7 +27,8 @@ MAX_SHOWN: Final = 80
 class AdaptiveSlot:
     """Settings of one slot; `engine.core.draft.depth.Slot` applies them.
 
-    batch_from: the slot's smallest batch size (requests). candidate_steps: draft depths, ascending. ema_alpha: weight
+    batch_from: the slot's smallest batch size (requests). candidate_steps: draft depths, ascending; 0: no drafts.
+    ema_alpha: weight
     of the newest round in the moving average. update_interval: rounds between decisions. warmup_batches: rounds before
     the first. down_hysteresis, up_hysteresis: threshold shifts, in drafts. ceiling_coeff: maximum depth as a multiple
     of the average, 0 for no maximum.
@@ -47,11 +48,12 @@ class AdaptiveSlot:
         return asdict(self) | {"candidate_steps": list(self.candidate_steps)}
 
 
-# sglang#24055: deep drafts pay off while a small batch leaves the device underused.
+# SGLang's: deep drafts pay off while a small batch leaves the device underused, and in large batches none does.
 DEFAULT_SLOTS: Final = (
-    AdaptiveSlot(1, (1, 3, 7)),
-    AdaptiveSlot(8, (1, 3), down_hysteresis=0.0),
-    AdaptiveSlot(32, (1,)),
+    AdaptiveSlot(1, (1, 3, 5, 7)),
+    AdaptiveSlot(8, (0, 1, 3), down_hysteresis=0.0),
+    AdaptiveSlot(32, (0, 1), down_hysteresis=0.0),
+    AdaptiveSlot(64, (0,), down_hysteresis=0.0),
 )
 
 
@@ -111,9 +113,18 @@ def parse(text: str) -> AdaptiveConfig:
             raise ConfigError(
                 f"{SOURCE} has no batch size as a key; it needs at least {{'1': {{'candidate_steps': [...]}}}}"
             )
-        return AdaptiveConfig((_slot("", 1, shared),), flat=True)
+        return AdaptiveConfig(_drafting((_slot("", 1, shared),)), flat=True)
     slots = [_entry(key, table[key], shared) for key in sizes]
-    return AdaptiveConfig(tuple(sorted(slots, key=lambda slot: slot.batch_from)), flat=False)
+    return AdaptiveConfig(_drafting(tuple(sorted(slots, key=lambda slot: slot.batch_from))), flat=False)
+
+
+def _drafting(slots: tuple[AdaptiveSlot, ...]) -> tuple[AdaptiveSlot, ...]:
+    if not union(slots)[-1]:
+        raise ConfigError(
+            f"{SOURCE}: every candidate_steps is [0], so nothing is ever drafted; add a depth of at least 1 or use "
+            "speculative_algorithm NONE"
+        )
+    return slots
 
 
 def _entry(key: str, value: object, shared: dict[str, Any]) -> AdaptiveSlot:
@@ -158,7 +169,7 @@ def _shown(value: object) -> str:
 
 
 def _depths(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(v) is int and 1 <= v <= MAX_STEPS for v in value)
+    return isinstance(value, list) and bool(value) and all(type(v) is int and 0 <= v <= MAX_STEPS for v in value)
 
 
 def _number(value: object) -> bool:
@@ -175,7 +186,7 @@ def _whole(low: int) -> Callable[[object], bool]:
 
 # The values that each slot key accepts, as a predicate and in words.
 KEYS: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
-    "candidate_steps": (_depths, f"a list of one or more integers from 1 to {MAX_STEPS}"),
+    "candidate_steps": (_depths, f"a list of one or more integers from 0 to {MAX_STEPS}"),
     "ema_alpha": (_share, "a number above 0 and at most 1"),
     "update_interval": (_whole(1), "an integer of at least 1"),
     "warmup_batches": (_whole(0), "an integer of at least 0"),

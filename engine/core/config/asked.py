@@ -62,6 +62,8 @@ class EngineConfig:
     speculative_adaptive: bool = False
     speculative_adaptive_config: str | None = None
     speculative_acceptance: Literal["match", "reject", "block"] = "match"
+    speculative_ragged_verify: bool = False
+    speculative_confidence_threshold: float = 0.0
     speculative_accept_threshold_single: float = 1.0
     speculative_accept_threshold_acc: float = 1.0
     speculative_ngram_min_bfs_breadth: int = 1
@@ -302,6 +304,9 @@ class Resolved:
     tp_size: ranks that share the target, one process each.
     speculative_acceptance: what accepts a draft of a sampled request: that the target's draw equals it, or rejection
     sampling by the distribution that drew it, token by token or for a whole block.
+    speculative_ragged_verify: each row of a round verifies only what is left of its request's length.
+    speculative_confidence_threshold: and no draft that is less likely, by the draft's own probabilities of the chain up
+    to it; 0: as many as there are.
     window: Facts.window; window_pages: KV pages of the windowed layers (without the padding page), 0 if there are none.
     """
 
@@ -337,6 +342,8 @@ class Resolved:
     cuda_graph_max_gb: int = 4
     tp_size: int = 1
     speculative_acceptance: Literal["match", "reject", "block"] = "match"
+    speculative_ragged_verify: bool = False
+    speculative_confidence_threshold: float = 0.0
     reasons: tuple[Reason, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
 

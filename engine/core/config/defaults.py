@@ -96,6 +96,11 @@ def _tree_width(s: RuleContext) -> int:
     return min(tree_pool(s.integer(STEPS), s.integer(TOPK)) + 1, 8)
 
 
+def _tree_by_default(s: RuleContext) -> bool:
+    chain = not s.matches or s.asked.speculative_confidence_threshold > 0
+    return not chain and s.facts.architecture == "LlamaForCausalLM" and s.traits.topology is Topology.TREE
+
+
 def _pool_tokens(s: RuleContext) -> int:
     """Room for every running request at full length, at most MAX_AUTO_TOKENS, in whole pages."""
     page = s.integer("page_size")
@@ -180,7 +185,7 @@ DEFAULTS: Final[tuple[Default, ...]] = (
     ),
     *_shape(
         "a LlamaForCausalLM target and an algorithm that can draft trees, under the acceptance rule match",
-        lambda s: s.matches and s.facts.architecture == "LlamaForCausalLM" and s.traits.topology is Topology.TREE,
+        _tree_by_default,
         (5, 4, 8),
         "Llama targets default to a tree of 5 steps, topk 4, 8 draft tokens",
     ),

@@ -43,6 +43,7 @@ class Traits:
     layered: the draft may have several prediction layers, one for each step of a chain.
     target_verify_for_draft: the draft's forward may have the target's verify shape, a round's width of tokens per
         request, and share its graphs (sglang#24999).
+    confident: the drafter knows how likely each draft of a chain is, so that unlikely ones need not be verified.
     irregular: the tree's shape depends on the text, with at most topk children and no fixed candidate pool.
     rounds: "own" if what a request's rounds accept follows from its text alone, "shared" if other requests' texts
         matter too, as in an index of all texts.
@@ -62,6 +63,7 @@ class Traits:
     block: bool = False
     layered: bool = False
     target_verify_for_draft: bool = False
+    confident: bool = False
     irregular: bool = False
     rounds: Literal["own", "shared"] = "own"
 
@@ -91,6 +93,7 @@ EAGLE: Final = Traits(
     draft_weights="checkpoint",
     draft_architectures=("ForCausalLMEagle", "EagleModel"),
     adaptive=True,
+    confident=True,
 )
 EAGLE3: Final = replace(
     EAGLE,
@@ -105,6 +108,7 @@ NEXTN: Final = replace(
     draft_weights="bundled",
     draft_architectures=("ForCausalLMNextN",),
     layered=True,
+    confident=False,
 )
 STANDALONE: Final = Traits(
     name="STANDALONE",
@@ -114,6 +118,7 @@ STANDALONE: Final = Traits(
     key_span=1,
     draft_weights="checkpoint",
     draft_architectures=("ForCausalLM",),
+    confident=True,
 )
 NGRAM: Final = Traits(
     name="NGRAM",
@@ -133,6 +138,7 @@ DFLASH: Final = Traits(
     draft_weights="checkpoint",
     draft_architectures=("DFlashDraftModel",),
     block=True,
+    confident=True,
     target_verify_for_draft=True,
 )
 

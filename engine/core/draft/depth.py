@@ -22,8 +22,8 @@ class ObservedRound(NamedTuple):
     """One observed round.
 
     slot: smallest batch size of the slot that counts it. width: nodes that the round verified. mean_correct: mean
-    accepted drafts per request. ema: the moving average after the round. steps: the slot's depth after it.
-    decision: "warm-up" and "between" if none was due, else "stay", "up" or "down".
+    accepted drafts per request. ema: the moving average after the round; a round without drafts does not change it.
+    steps: the slot's depth after it. decision: "warm-up" and "between" if none was due, else "stay", "up" or "down".
     correct: accepted drafts of each live request. activated: rounds activated before this one was observed.
     """
 
@@ -56,10 +56,11 @@ class Slot:
         self.ema = float(self.steps - 1)
         self.rounds = 0
 
-    def observe(self, mean_correct: float) -> str:
+    def observe(self, mean_correct: float, drafted: bool = True) -> str:
         """Count one round by its mean number of accepted drafts; returns the decision, as in `ObservedRound`."""
         rule = self.settings
-        self.ema = (1 - rule.ema_alpha) * self.ema + rule.ema_alpha * mean_correct
+        if drafted:
+            self.ema = (1 - rule.ema_alpha) * self.ema + rule.ema_alpha * mean_correct
         self.rounds += 1
         due = self.rounds - rule.warmup_batches
         if due <= 0:
@@ -70,11 +71,17 @@ class Slot:
         return "up" if self.steps > before else "down" if self.steps < before else "stay"
 
     def _target(self) -> int:
-        """The depth that the average suggests; it may be several candidates away."""
+        """The depth that the average suggests; it may be several candidates away. From 0, where nothing is learnt, the
+        next candidate is probed."""
         rule = self.settings
         target = self.steps
+        if not target:
+            probe = next((c for c in rule.candidate_steps if c), 0)
+            if self.ema < 0:
+                self.ema = float(probe - 1)
+            return probe
         for lower in reversed([c for c in rule.candidate_steps if c < self.steps]):
-            if self.ema > lower - 0.5 + rule.down_hysteresis:
+            if self.ema > (lower - 0.5 if lower else 0.5) + rule.down_hysteresis:
                 break
             target = lower
         if target == self.steps:
@@ -154,7 +161,8 @@ class DraftSteps:
             return
         slot = self._slot(batch_size)
         mean = sum(correct) / len(correct)
-        decision = slot.observe(mean)
+        decision = slot.observe(mean, drafted=width > 1)
+        self._counters.hit("adaptive.undrafted", width == 1)
         if decision in ("up", "down"):
             self._counters.hit("adaptive.switched_up" if decision == "up" else "adaptive.switched_down")
         seen = (slot.ema, slot.steps, decision, tuple(correct), self.activated)

@@ -13,6 +13,15 @@ def tree_pool(num_steps: int, topk: int) -> int:
     return topk + (num_steps - 1) * topk * topk
 
 
+def nodes_within(room: int, topk: int, most: int) -> int:
+    """Most nodes, at most `most`, of a tree that may emit `room` tokens: those of depth below `room`, root included."""
+    nodes = level = 1
+    for _ in range(min(room, most) - 1):
+        level *= topk
+        nodes += level
+    return min(nodes, most)
+
+
 def max_depth(num_steps: int, num_draft_tokens: int) -> int:
     """Longest path below the root: the accept matrix has this + 1 columns, not num_draft_tokens (sglang#26866)."""
     return min(num_steps, num_draft_tokens - 1)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 class SpecMetrics:
     """Counts over processed verify rounds; a round still in flight at the finish is not counted.
 
-    `correct` excludes the bonus token, `emitted` includes it. `positions[j]` counts rounds whose j-th draft
-    (depth j + 1) was accepted. `lengths` and `widths` hold each round's tokens, bonus included, and its nodes.
+    `correct` excludes the bonus token, `emitted` includes it. `histogram[d]` counts rounds with d accepted drafts.
+    `lengths` and `widths` hold each round's tokens, bonus included, and the nodes that it verified.
     """
 
     verify_ct: int = 0
@@ -22,7 +22,7 @@ class SpecMetrics:
     widths: list[int] = field(default_factory=list)
 
     def count(self, accepted: int, width: int) -> None:
-        """One verify round: `accepted` tokens including the bonus, `width` nodes including the root."""
+        """One verify round: `accepted` tokens including the bonus, `width` verified nodes including the root."""
         drafts = accepted - 1
         self.verify_ct += 1
         self.correct += drafts
@@ -38,7 +38,8 @@ class SpecMetrics:
         """SGLang's keys. Empty without verify rounds that proposed drafts.
 
         spec_accept_length = completion_tokens / spec_verify_ct (the token from prefill counts, so it is slightly above
-        the mean acceptance length); spec_accept_rate = correct drafts / proposed drafts.
+        the mean acceptance length); spec_accept_rate = correct drafts / verified drafts. The histograms count rounds by
+        accepted and by verified drafts: a chain's draft j was verified in the rounds of the latter from j on.
         """
         if not self.proposed:
             return {}
@@ -49,6 +50,7 @@ class SpecMetrics:
             "spec_num_correct_drafts": self.correct,
             "spec_num_proposed_drafts": self.proposed,
             "spec_correct_drafts_histogram": list(self.histogram),
+            "spec_verified_drafts_histogram": [self.widths.count(nodes) for nodes in range(1, max(self.widths) + 1)],
             "spec_accept_token_num": self.correct,
             "spec_draft_token_num": self.proposed,
             "spec_accepted_drafts": self.correct,

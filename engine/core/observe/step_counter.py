@@ -64,21 +64,25 @@ class StepCounter:
         self._hit("overlap.dropped", dropped)
         self._hit("sample.greedy", taken - random)
         self._hit("sample.random", random)
-        if not plan.prefill and plan.rows[0].width > 1:
-            self._count_drafts(plan.rows[0].width, result, deliveries)
+        if plan.nodes > 1:
+            self._count_drafts(plan.nodes, result, deliveries)
         if plan.constrained:
             self._count_grammars(plan.prefill, result, deliveries)
 
-    def _count_drafts(self, width: int, result: StepResult, deliveries: Sequence[Delivery]) -> None:
-        """Count the drafts of a round with `width` nodes."""
+    def _count_drafts(self, nodes: int, result: StepResult, deliveries: Sequence[Delivery]) -> None:
+        """Count the drafts of a round with trees of `nodes` nodes, of which `result.lengths` were verified."""
         uncounted = (RowOutcome.DROPPED, RowOutcome.INVALID)
         rows = [row for row, (_, outcome, _, _) in enumerate(deliveries) if outcome not in uncounted]
         counts = [result.counts[row] for row in rows]
-        longest = len(result.tokens[0])
-        self._hit("spec.drafted", len(rows) * (width - 1))
+        lengths = [nodes if result.lengths is None else result.lengths[row] for row in rows]
+        whole = [min(length, len(result.tokens[0])) for length in lengths]
+        drafted = [(got, due) for got, due in zip(counts, whole, strict=True) if due > 1]
+        self._hit("spec.drafted", sum(lengths) - len(rows))
         self._hit("spec.accepted", sum(counts) - len(rows))
-        self._hit("spec.rejected", counts.count(1))
-        self._hit("spec.full_accept", counts.count(longest))
+        self._hit("spec.rejected", sum([got == 1 for got, _ in drafted]))
+        self._hit("spec.full_accept", sum([got == due for got, due in drafted]))
+        self._hit("spec.shortened", sum([length < nodes for length in lengths]))
+        self._hit("spec.undrafted", len(rows) - len(drafted))
         self._hit("tree.branched", sum([result.branched[row] for row in rows]))
         self._hit("tree.compacted", sum([result.moved[row] for row in rows]))
 

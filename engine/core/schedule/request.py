@@ -324,6 +324,11 @@ class Request:
         return len(self.prompt) + len(self.output)
 
     @property
+    def limit(self) -> int:
+        """The most tokens that prompt and output may have; at most the context length."""
+        return len(self.prompt) + self.params.max_new_tokens
+
+    @property
     def unscored(self) -> int:
         """Index of the first prompt token that still needs a log-probability; the prompt's length if none does."""
         if self.params.logprob_start_len < 0:

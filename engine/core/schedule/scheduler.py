@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 from specmatrix.engine.core.draft.depth import DraftSteps
+from specmatrix.engine.core.draft.tree import nodes_within
 from specmatrix.engine.core.memory.account import Account
 from specmatrix.engine.core.memory.ledger import Ledger, OutOfPages, Pages
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
@@ -28,6 +29,7 @@ class Scheduler:
     round. overrun: positions that rounds launched before a request's end was known may write past its last token.
     chunk: tokens of one prefill step.
     host_tokens: verify rounds carry each row's tokens, for a drafter that reads them on the host.
+    ragged: a row verifies no more nodes than what is left of its length can emit. topk: maximum children of a node.
     """
 
     ledger: Ledger
@@ -40,9 +42,12 @@ class Scheduler:
     chunk: int | None
     context_length: int
     host_tokens: bool = False
+    ragged: bool = False
+    topk: int = 1
 
     def __post_init__(self) -> None:
         self.width = self.steps.max_width
+        self._nodes = 0  # of the latest round's trees
         self.requests: dict[int, Request] = {}
         self.waiting: list[Request] = []  # by age
         self.active: list[Request] = []  # running or draining, by age
@@ -85,7 +90,8 @@ class Scheduler:
                 wanted = max(wanted, params.top_logprobs_num)
             if prefill and request.unscored < len(request.prompt):
                 scored = max(scored, params.top_logprobs_num)
-        return StepPlan(prefill, tuple(rows), greedy, wanted, adjusts, scored, constrained)
+        nodes = 0 if prefill else self._nodes
+        return StepPlan(prefill, tuple(rows), greedy, wanted, adjusts, scored, constrained, nodes)
 
     def settle(self, row: PlanRow, written: int) -> None:
         """Commit the positions that a resolved step wrote for a row, which frees pages that are no longer read."""
@@ -241,7 +247,8 @@ class Scheduler:
         return rows
 
     def _decode_rows(self) -> list[PlanRow]:
-        """Reserve for the widest round, whatever the next depth is; then set the width by batch size."""
+        """Reserve for the widest round, whatever the next depth is; then set the width by batch size. A request that
+        the rounds in flight end for certain is left out."""
         ready: list[tuple[Request, Pages]] = []
         crossed = 0
         for request in list(self.active):
@@ -249,14 +256,22 @@ class Scheduler:
                 continue
             if self.isolated and not self._joins(request, ready[0][0].rid if ready else None):
                 continue
-            added = self._reserve(request, self.width)
+            widest = self._verified(request, self.width)
+            added = self._reserve(request, widest) if widest else None
             if added is None:
                 continue
             crossed += bool(added)
             ready.append((request, added))
         self.counters.hit("page.crossed", crossed)
-        width = self.steps.activate(len(ready)) if ready else 0
-        return [self._round_row(*parts, width) for parts in ready]
+        self._nodes = self.steps.activate(len(ready)) if ready else 0
+        return [self._round_row(*parts, self._verified(parts[0], self._nodes)) for parts in ready]
+
+    def _verified(self, request: Request, nodes: int) -> int:
+        """Upper bound of the nodes that a row verifies in a round of `nodes`; every step in flight adds a token."""
+        if not self.ragged:
+            return nodes
+        room = request.limit - request.num_tokens - len(self._account(request).in_flight)
+        return nodes_within(room, self.topk, nodes) if room > 0 else 0
 
     def _joins(self, request: Request, first: int | None) -> bool:
         """Whether a request may join a step whose first request is `first`, while some requests are isolated."""
@@ -307,7 +322,7 @@ class Scheduler:
             start=start,
             tokens=tuple(tokens[start:end]),
             following=following,
-            admit=(request.params, request.seed) if admitted else None,
+            admit=(request.params, request.seed, request.limit) if admitted else None,
             writers=tuple(account.writers.items()) if admitted else (),
             arrived=(len(request.prompt), tuple(tokens)) if admitted and needs_tokens else None,
         )

@@ -16,7 +16,7 @@ class PlanRow(NamedTuple):
     """One request in one step; a tuple, because every step creates one per request.
 
     `account` is the ledger account; its current `generation` is the writer in this step's stamps.
-    `width` positions are written after everything in flight. `bound` is the host's upper bound on the KV length
+    At most `width` positions are written after everything in flight. `bound` is the host's upper bound on the KV length
     after the step; the true length is in the relay. For a prefill chunk `start` is exact, `tokens` are its tokens and
     `following` is the prompt token after it (None: the chunk is the last, and the sampled token follows). For a verify
     round `tokens` are all the row's tokens if the drafter reads them on the host, else empty.
@@ -32,7 +32,8 @@ class PlanRow(NamedTuple):
     start: int = 0
     tokens: tuple[int, ...] = ()
     following: int | None = None
-    admit: tuple[SamplingParams, int] | None = None  # parameters and seed, on the first step of a residence
+    # On the first step of a residence: parameters, seed, and the most tokens that prompt and output may have.
+    admit: tuple[SamplingParams, int, int] | None = None
     writers: tuple[tuple[int, int], ...] = ()  # on that step: (position, generation that writes the KV from there on)
     # On the first step of a residence, if logits are adjusted or masked: the prompt's length, and prompt and output.
     arrived: tuple[int, tuple[int, ...]] | None = None
@@ -45,7 +46,10 @@ class PlanRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One launch: a prefill step or a verify round."""
+    """One launch: a prefill step or a verify round.
+
+    nodes: of each tree of a round, 0 for a prefill step. A row's width may be less: its last nodes are not verified.
+    """
 
     prefill: bool
     rows: tuple[PlanRow, ...]
@@ -54,18 +58,33 @@ class StepPlan:
     adjusts: bool = False  # a row's logits are adjusted
     prompt_logprobs: int = -1  # as `logprobs`, for the tokens after each position of a prefill step
     constrained: bool = False  # a row has a grammar
+    nodes: int = 0
+
+    @property
+    def width(self) -> int:
+        """Positions of every row, padding included."""
+        return self.nodes or max([row.width for row in self.rows])
+
+    @property
+    def bound(self) -> int:
+        """Upper bound of the positions that the step reads, padding included."""
+        if not self.nodes:
+            return max([row.bound for row in self.rows])
+        return max([row.bound - row.width for row in self.rows]) + self.nodes
 
 
 class StepResult(NamedTuple):
     """What the host learns from one step, by row in plan order.
 
-    `tokens[i][:counts[i]]` are the accepted tokens, bonus included; a chunk that is not the last has count 0.
+    `tokens[i][:counts[i]]` are the accepted tokens, bonus included; a chunk that is not the last has count 0. lengths:
+    verified nodes of each row, root included; None if every row's tree was verified whole.
     """
 
     tokens: list[list[int]]
     counts: list[int]
     moved: list[bool]  # the accepted path was not a dense prefix
     branched: list[bool]  # the proposed tree had siblings
+    lengths: list[int] | None = None
     logprobs: list[list[float]] | None = None
     top_logprobs: list[list[list[tuple[int, float]]]] | None = None
     prompt_logprobs: list[list[float]] | None = None  # of the prompt token after each position of a chunk

@@ -23,6 +23,7 @@ NO_V1: Final = "the server has no v1: with `disable_overlap_schedule` it runs v2
 # The first version of SGLang without v1.
 V2_ONLY: Final = Version("0.5.13")
 RULE: Final = "cells of a server have the acceptance rule that it was started with, which its profile states"
+LENGTHS: Final = "a server does not report how many drafts each of its rounds verified"
 OTHERS: Final = "the server does not report the table of its adaptive steps"
 # Constraints that rule out a start, whatever its requests.
 START_RULES: Final = tuple(
@@ -81,6 +82,8 @@ def mismatches(cell: Cell, running: Mapping[str, Any]) -> Iterator[str]:
         yield PRECISION
     if cell.acceptance != "match":
         yield RULE
+    if cell.verify != "whole":
+        yield LENGTHS
     if cell.spec_version == "v1" and not has_v1(running):
         yield NO_V1
 

@@ -11,6 +11,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, NO_BASELINE, Endpoint
 from specmatrix.matrix.subjects.http.launch_flags import (
+    LENGTHS,
     OTHERS,
     PRECISION,
     RULE,
@@ -137,8 +138,8 @@ class SglangSubject(Subject):
                 reason = next(mismatches(cell, self.server), "") or _overfull(prepared.requests, self.server) or reason
             elif self.endpoint.baseline_url is None:
                 reason = NO_BASELINE
-        elif cell.adaptive != "off" or cell.acceptance != "match":
-            reason = reason or (OTHERS if cell.adaptive != "off" else RULE)
+        elif (cell.adaptive, cell.acceptance, cell.verify) != ("off", "match", "whole"):
+            reason = reason or (OTHERS if cell.adaptive != "off" else RULE if cell.acceptance != "match" else LENGTHS)
         if reason:
             return Unsupported(reason)
         checkpoints = {"target": cell.target} | ({} if cell.draft is None else {"draft": cell.draft})

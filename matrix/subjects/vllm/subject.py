@@ -37,6 +37,7 @@ METHODS: Final[Mapping[str, str]] = {
 # Axes of which only the default is supported, for the reason given.
 ABSENT: Final[Mapping[str, str]] = {
     "adaptive": "vLLM chooses the depth of its drafts by batch size alone, not by acceptance",
+    "verify": "vLLM cuts drafts at the context's end only",
     "session": "vLLM has no sessions",
     "numerics": "the kernels of this subject's precisions are vLLM's own, which `numerics` does not name",
 }

@@ -25,6 +25,8 @@ def _draft_values(s: RuleContext) -> list[tuple[str, object]]:
         ("speculative_eagle_topk", s.asked.speculative_eagle_topk),
         ("speculative_num_draft_tokens", s.asked.speculative_num_draft_tokens),
         ("speculative_adaptive", s.asked.speculative_adaptive or None),
+        ("speculative_ragged_verify", s.asked.speculative_ragged_verify or None),
+        ("speculative_confidence_threshold", s.asked.speculative_confidence_threshold or None),
     )
     return [(name, value) for name, value in named if value not in (AUTO, None)]
 
@@ -70,6 +72,10 @@ def _block(s: RuleContext) -> int | None:
 def _past_block(s: RuleContext) -> bool:
     block, width = _block(s), s.asked.speculative_num_draft_tokens
     return block is not None and isinstance(width, int) and width > block
+
+
+def _threshold(s: RuleContext) -> float:
+    return s.asked.speculative_confidence_threshold
 
 
 def _chains_only(s: RuleContext) -> bool:
@@ -167,6 +173,41 @@ DRAFTING: Final[tuple[Rule, ...]] = (
         message=lambda s: (
             f"speculative_acceptance {s.asked.speculative_acceptance} needs the distribution that drew each draft, "
             f"and a tree (topk {s.asked_topk}) has none; use topk 1 or speculative_acceptance match"
+        ),
+    ),
+    Rule(
+        name="ragged-adaptive",
+        why="adaptive steps learn from rounds that verify whole drafts",
+        broken=lambda s: s.asked.speculative_ragged_verify and s.adaptive is not None,
+        message=lambda s: (
+            "speculative_ragged_verify cannot run with speculative_adaptive, which learns from drafts that are "
+            "verified whole; remove one of them"
+        ),
+    ),
+    Rule(
+        name="confidence-threshold-range",
+        why="a threshold is a probability, and at 1 no draft would be verified",
+        broken=lambda s: not 0.0 <= s.asked.speculative_confidence_threshold < 1.0,
+        message=lambda s: (
+            "speculative_confidence_threshold must be at least 0 and below 1, got "
+            f"{s.asked.speculative_confidence_threshold}"
+        ),
+    ),
+    Rule(
+        name="confidence-unused",
+        why="a threshold shortens rows",
+        broken=lambda s: _threshold(s) > 0 and not s.asked.speculative_ragged_verify,
+        message=lambda s: (
+            f"speculative_confidence_threshold {_threshold(s)} needs speculative_ragged_verify; add that flag"
+        ),
+    ),
+    Rule(
+        name="confidence-unknown",
+        why="only some drafters know how likely each draft of a chain is",
+        broken=lambda s: s.traits.drafts and _threshold(s) > 0 and not (s.traits.confident and s.asked_topk == 1),
+        message=lambda s: (
+            f"speculative_confidence_threshold {_threshold(s)} needs a chain (topk 1) of one of "
+            f"{', '.join(t.name for t in ALGORITHMS if t.confident)}, got {s.traits.name} with topk {s.asked_topk}"
         ),
     ),
     Rule(

@@ -16,9 +16,11 @@ WEIGHTS = {"none": "none", "checkpoint": "its own checkpoint", "bundled": "in th
 LIMITED = {
     "spec v2": lambda traits: traits.max_lag > 0,
     "adaptive steps": lambda traits: traits.adaptive,
+    "shortened rows": lambda traits: traits.drafts,
+    "confident rows": lambda traits: traits.confident,
     "rejection sampling": lambda traits: traits.drafts and not traits.irregular,
 }
-MODE_AXES = ("session", "adaptive", "acceptance", "spec_version", "tp")
+MODE_AXES = ("session", "adaptive", "acceptance", "verify", "spec_version", "tp")
 
 
 def rows(page: str, head: str) -> list[dict[str, str]]:

@@ -15,13 +15,21 @@ from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.gates.registry import GATES
 from tests.support.refusals import refusal
 
-SHAPE = [name for name in START_AXES[: START_AXES.index("page_size")] if name != "tp"]
+SHAPE = [name for name in START_AXES[: START_AXES.index("page_size")] if name not in ("tp", "verify")]
 ROOMS = ({}, {"page_size": "64", "prefix_cache": "off", "memory": "tight"})
 RANKED = product(axis("algorithm").names, axis("model").names, ("2", "4", "8"), axis("prefix_cache").names)
 # Starts with an acceptance rule that the engine refuses, as cells that nothing else forbids.
 REFUSED = [
     {"algorithm": name, "steps": steps, "topk": topk, "batch": "pair", "sampling": "mixed"}
     for name, steps, topk in (("none", "auto", "auto"), ("eagle3", "2", "4"), ("standalone", "5", "2"))
+]
+# The same of starts that verify a part of their drafts.
+SHORT = [
+    {"algorithm": "none", "batch": "pair", "verify": "room"},
+    {"algorithm": "eagle3", "batch": "pair", "adaptive": "tiers", "verify": "room"},
+    {"algorithm": "nextn", "model": "deepseek", "batch": "pair", "verify": "confident"},
+    {"algorithm": "eagle3", "batch": "pair", "steps": "3", "topk": "4", "verify": "confident"},
+    {"algorithm": "eagle3", "batch": "pair", "steps": "3", "verify": "confident"},
 ]
 # Starts that one set of constraints forbids are alike to the engine: so many of them are resolved, spread evenly.
 ALIKE = 60
@@ -34,6 +42,7 @@ SEVERAL = (
     {"algorithm": "eagle3", "batch": "pair"},
     {"algorithm": "eagle3", "batch": "pair", "steps": "3"},
     {"algorithm": "eagle3", "batch": "pair", "steps": "3", "topk": "4"},
+    {"algorithm": "eagle3", "batch": "pair", "session": "streaming", "finish": "length"},
 )
 # The same for Mistral's cells.
 WINDOWS = tuple(
@@ -68,7 +77,7 @@ def test_every_constraint_forbids_a_cell_alone(constraint):
         Cell(**(beside | row))
         for row in rows
         for beside in ({}, *SEVERAL, *WINDOWS, *DRAWN)
-        if {row.get("tp", "1"), row.get("acceptance", "match")} - {"1", "match"}
+        if {row.get("tp", "1"), row.get("acceptance", "match"), row.get("verify", "whole")} - {"1", "match", "whole"}
         or not beside
         or constraint.name.startswith("few-")
     ]
@@ -90,6 +99,7 @@ def starts() -> dict[tuple[constraints.Constraint, ...], list[Cell]]:
     shapes = product(*(axis(name).names for name in SHAPE))
     cells = [Cell(**dict(zip(SHAPE, shape, strict=True)), **room.choice(ROOMS)) for shape in shapes]
     cells += [Cell(*names, prefix_cache=cache, batch="pair") for *names, cache in RANKED]
+    cells += [Cell(**one) for one in SHORT]
     cells += [Cell(acceptance=rule, **one) for rule in axis("acceptance").names[1:] for one in REFUSED]
     found: dict[tuple[constraints.Constraint, ...], list[Cell]] = {}
     for cell in cells:

@@ -44,7 +44,7 @@ def test_real_runs_pass(measured, cell_id):
 
 def test_waves_move_the_slots(measured):
     run, numbers = measured(CELL).run, measured(CELL).judge(GATE).numbers
-    assert numbers["rounds"] == len(run.trace.rounds) and numbers["widths"] == "2, 3, 4, 5"
+    assert numbers["rounds"] == len(run.trace.rounds) and numbers["widths"] == "1, 2, 3, 4, 5"
     assert numbers["observations"] == numbers["replayed"] == len(run.trace.observations)
     assert numbers["slots"] >= 2 and min(numbers["up"], numbers["down"], numbers["by_batch"]) >= 2
 

@@ -68,11 +68,16 @@ adaptive.switched_up+ eagle3.tiers.ramp.length eagle3.flat.pair eagle3.flat.mixe
   eagle3.flat.pair.temperature eagle3.flat.pair.abort_running eagle3.flat.pair.stop_token
 adaptive.batch_switch+ eagle3.tiers.ramp.length eagle3.table.ramp.length not eagle3.table.m4.ramp.length
   eagle3.table.mixed_lengths eagle3.flat.ramp.length eagle3.tiers.m4.ramp.length
+adaptive.undrafted+ eagle3.tiers.ramp.length not eagle3.tiers.m4.ramp.length eagle3.tiers.mixed_lengths eagle3.s3.pair
+adaptive.undrafted- eagle3.flat.ramp.length eagle3.s3 none not eagle3.tiers eagle3.table.pair
 adaptive.batch_switch- eagle3.flat.ramp.length eagle3.s3.ramp.length not eagle3.tiers.ramp.length
   eagle3.table.ramp.length
 spec.drafted+ ngram eagle3 not none
 spec.accepted+ eagle3 dflash eagle3.pair.abort_running eagle3.stream.abort_running not ngram none eagle3.abort_running
   dflash.topk_topp.abort_running
+spec.shortened+ eagle3.s3.room.mixed_lengths.length eagle3.s3.confident.mixed_lengths not eagle3.s3.mixed_lengths.length
+  eagle3.s3.room.pair.length eagle3.s3.room.mixed_lengths eagle3.s3.confident.pair
+spec.shortened- eagle3.s3 none not eagle3.s3.room.pair
 tree.branched+ eagle3.s3.k4.n8 not eagle3.s3 none
 tree.branched- eagle3.s3 none not eagle3.s3.k4.n8
 overlap.in_flight+ eagle3.s3.v2 not eagle3.s3.v1

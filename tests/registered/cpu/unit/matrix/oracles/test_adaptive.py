@@ -32,6 +32,9 @@ from specmatrix.matrix.subjects.protocol import Observation, Trace
         (3, 2.6, {"ceiling_coeff": 1.0}, 7),
         (3, 0.3, {"ceiling_coeff": 1.0}, 1),
         (7, 6.9, {"ceiling_coeff": 0.1, "candidate_steps": [3, 7]}, 3),
+        (1, 0.5, {"down_hysteresis": 0.0, "candidate_steps": [0, 1]}, 0),
+        (1, 0.51, {"down_hysteresis": 0.0, "candidate_steps": [0, 1]}, 1),
+        (0, 0.1, {"candidate_steps": [0, 2, 5]}, 2),
     ],
 )
 def test_decisions_by_hand(steps, ema, more, target):

@@ -23,14 +23,15 @@ def slots(table):
 
 def test_the_default_table():
     assert [(s.batch_from, s.candidate_steps, s.down_hysteresis) for s in DEFAULT_SLOTS] == [
-        (1, (1, 3, 7), -0.25),
-        (8, (1, 3), 0.0),
-        (32, (1,), -0.25),
+        (1, (1, 3, 5, 7), -0.25),
+        (8, (0, 1, 3), 0.0),
+        (32, (0, 1), 0.0),
+        (64, (0,), 0.0),
     ]
     first = DEFAULT_SLOTS[0]
     assert (first.ema_alpha, first.update_interval, first.warmup_batches) == (0.2, 5, 10)
     assert (first.up_hysteresis, first.ceiling_coeff) == (0.0, 0.0)
-    assert union(DEFAULT_SLOTS) == (1, 3, 7)
+    assert union(DEFAULT_SLOTS) == (0, 1, 3, 5, 7)
 
 
 def test_slots_by_batch_size_are_sorted_and_their_candidates_distinct():
@@ -79,9 +80,9 @@ BAD = [
     *(
         (
             {"8": {"candidate_steps": value}},
-            f": slot 8: candidate_steps must be a list of one or more integers from 1 to 255, got {json.dumps(value)}",
+            f": slot 8: candidate_steps must be a list of one or more integers from 0 to 255, got {json.dumps(value)}",
         )
-        for value in ([], 3, None, "1,3", [0], [-1, 2], [1.0], ["1"], [True], [1, 256], {"1": 1})
+        for value in ([], 3, None, "1,3", [-1, 2], [1.0], ["1"], [True], [1, 256], {"1": 1})
     ),
     *(
         ({"1": SLOT | {key: value}}, f": slot 1: {key} must be {allowed}, got {json.dumps(value)}")
@@ -96,7 +97,7 @@ BAD = [
         )
         for value in values
     ),
-    ({"candidate_steps": [0, 1]}, ": candidate_steps must be a list of one or more integers from 1 to 255, got [0, 1]"),
+    ({"candidate_steps": [0]}, ": every candidate_steps is [0], so nothing is ever drafted; add a depth of at least 1"),
 ]
 
 

@@ -40,6 +40,31 @@ def test_the_trace_equals_the_one_worked_out_by_hand():
     ]
 
 
+def test_a_slot_that_drafts_nothing_keeps_its_average_and_probes():
+    """SGLang's step 0: the threshold is 0.5 plus the hysteresis, and after an interval the next candidate is tried."""
+    slot = Slot(AdaptiveSlot(1, (0, 1, 3), ema_alpha=0.5, update_interval=2, warmup_batches=0, down_hysteresis=0), 1)
+    assert decisions(slot, [1, 0.5]) == [("between", 0.5, 1), ("down", 0.5, 0)]
+    assert [slot.observe(0.0, drafted=False) for _ in range(2)] == ["between", "up"]
+    assert (slot.ema, slot.steps) == (0.5, 1)
+    fresh = Slot(AdaptiveSlot(1, (0, 3), update_interval=1, warmup_batches=0), 0)
+    assert fresh.ema == -1.0 and fresh.observe(0.0, drafted=False) == "up"
+    assert (fresh.ema, fresh.steps) == (2.0, 3)
+    last = Slot(AdaptiveSlot(64, (0,), update_interval=1, warmup_batches=0), 3)
+    assert last.observe(0.0, drafted=False) == "stay" and last.steps == 0
+
+
+def test_a_round_without_drafts_is_counted_by_its_own_width():
+    counters = Counters()
+    steps = DraftSteps((AdaptiveSlot(1, (0, 2), 1.0, 1, 0, down_hysteresis=1.5),), 2, counters)
+    assert steps.activate(1) == 3
+    steps.observe(1, 3, [2])
+    assert steps.activate(1) == 1 and steps.max_width == 3
+    steps.observe(1, 3, [1])  # a wide round in flight when the depth fell
+    assert (steps.trace[-1].ema, steps.activate(1)) == (1.0, 3)
+    steps.observe(1, 1, [0])
+    assert steps.trace[-1].ema == 1.0 and counters.counts["adaptive.undrafted"] == 1
+
+
 @pytest.mark.parametrize(
     ("steps", "ema", "target"),
     [
@@ -126,7 +151,7 @@ def test_the_batch_size_alone_switches_and_the_counters_show_it():
     adaptive = {
         name.removeprefix("adaptive."): n for name, n in counters.counts.items() if name.startswith("adaptive.")
     }
-    assert adaptive == {"activated": 8, "switched_up": 1, "switched_down": 1, "batch_switch": 4}
+    assert adaptive == {"activated": 8, "switched_up": 1, "switched_down": 1, "batch_switch": 4, "undrafted": 0}
     assert list(steps.trace) == [
         ObservedRound(1, 1, 4, 3.0, 3.0, 7, "up", (3,), 5),
         ObservedRound(8, 9, 4, 0.25, 0.25, 1, "down", (0, 1, 0, 0), 6),

@@ -15,6 +15,7 @@ KEYS = {
     "spec_num_correct_drafts",
     "spec_num_proposed_drafts",
     "spec_correct_drafts_histogram",
+    "spec_verified_drafts_histogram",
 }
 ALIASES = {
     "spec_accept_token_num": "spec_num_correct_drafts",

@@ -77,7 +77,7 @@ def test_a_prefill_row_holds_exactly_what_to_compute():
     (row,) = turn(scheduler).rows
     assert (row.start, row.width, row.bound, row.tokens, row.following) == (0, 5, 5, request.prompt, None)
     assert row.pages == ((0, tuple(scheduler.ledger.accounts[1].groups[0].pages)),)
-    assert row.writers == ((0, 1),) and row.last_chunk and row.admit == (request.params, 1)
+    assert row.writers == ((0, 1),) and row.last_chunk and row.admit == (request.params, 1, request.limit)
 
 
 def test_a_round_reserves_behind_everything_in_flight():

@@ -14,6 +14,7 @@ from specmatrix.errors import ConfigError
 from tests.support.start_configs import HEAD, MODEL, eagle3, facts, refusal, standalone
 
 FLAT = '{"candidate_steps": [2, 1]}'
+RAGGED = {"speculative_ragged_verify": True}
 BLOCK = DraftFacts("DFlashDraftModel", vocab_size=512, hidden_size=96, block_size=8)
 LAYERS = DraftFacts("DeepseekV3ForCausalLM", 512, 128, 128, 512, "t", (-1,), prediction_layers=2)
 
@@ -59,6 +60,28 @@ REFUSED = [
     ),
     ("acceptance-of-chains", eagle3(3, 2, speculative_acceptance="reject"), "speculative_acceptance reject needs the"),
     ("acceptance-of-chains", gram(speculative_eagle_topk=2), "speculative_acceptance reject needs the distribution"),
+    ("ragged-adaptive", eagle3(**RAGGED, **ADAPTIVE), "speculative_ragged_verify cannot run with speculative_adaptive"),
+    (
+        "confidence-threshold-range",
+        eagle3(**RAGGED, speculative_confidence_threshold=1.0),
+        "speculative_confidence_threshold must be at least 0 and below 1, got 1.0",
+    ),
+    (
+        "confidence-unused",
+        eagle3(speculative_confidence_threshold=0.5),
+        "speculative_confidence_threshold 0.5 needs speculative_ragged_verify",
+    ),
+    (
+        "confidence-unknown",
+        eagle3(3, 2, **RAGGED, speculative_confidence_threshold=0.5),
+        "speculative_confidence_threshold 0.5 needs a chain (topk 1) of one of EAGLE, EAGLE3, STANDALONE, DFLASH, got "
+        "EAGLE3 with topk 2",
+    ),
+    (
+        "confidence-unknown",
+        ngram(**RAGGED, speculative_confidence_threshold=0.5, speculative_eagle_topk=1),
+        "speculative_confidence_threshold 0.5 needs a chain (topk 1) of one of",
+    ),
     ("threshold-inexact", eagle3(speculative_accept_threshold_single=0.9), "speculative_accept_threshold_single must"),
     ("threshold-inexact", EngineConfig("m", speculative_accept_threshold_acc=2.0), "speculative_accept_threshold_acc"),
     ("v2-needs-overlap", eagle3(spec_version="v2", disable_overlap_schedule=True), "spec_version v2 cannot run with"),
