@@ -120,6 +120,17 @@ def test_one_lie_about_a_tree_is_named(part, node, value, seen):
     assert guard.codes().tolist() == [sum(1 << bit for bit in seen), 0, 0]
 
 
+BEYOND = "asked to verify fewer than one or more than all of its nodes"
+
+
+@pytest.mark.parametrize("length", [0, 6])
+def test_a_row_that_verifies_more_or_fewer_nodes_than_it_has_verifies_its_root(length):
+    batch = batch_of(3, 5)
+    guard = guard_of(tree_of(batch)._replace(lengths=torch.tensor([5, length, 1])))
+    assert asked(guard, batch).lengths.tolist() == [5, 1, 1]
+    assert guard.codes().tolist() == [0, 1 << VIOLATIONS.index(BEYOND), 0]
+
+
 def test_equal_tokens_of_different_parents_are_no_duplicates_in_a_large_vocabulary_either():
     batch = batch_of(3, 5)
     tree = tree_of(batch)
