@@ -22,6 +22,7 @@ _COUNTED: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "session": (("sessions", "attempts"), ("wrong", "apart")),
     "adaptive": (("rounds", "observations", "replayed"), ()),
     "lossless": (("tokens", "scored", "oracle_tokens"), ("divergent", "first_divergence")),
+    "grammar": (("tokens", "complete"), ("illegal", "unreadable")),
     "precision": (("tokens", "scored"), ("beyond",)),
     "distribution": (("draws",), ("outside",)),
     "finish": (("requests",), ("faults",)),

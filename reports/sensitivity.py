@@ -17,6 +17,7 @@ from specmatrix.reports.stats import NORMAL, POWER, Z95, detectable_drop, zero_c
 _COMPARED: Final[Mapping[str, tuple[str, str]]] = {
     "lossless": ("tokens", "wrong token"),
     "precision": ("tokens", "wrong token"),
+    "grammar": ("tokens", "illegal token"),
     "oracle": ("oracle_tokens", "wrong token"),
     "finish": ("requests", "wrong end of a request"),
     "identities": ("rounds", "wrong count of a round"),

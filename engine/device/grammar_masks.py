@@ -42,6 +42,8 @@ class RequestMatcher:
         import xgrammar
 
         self._matcher = xgrammar.GrammarMatcher(compiled)
+        # xgrammar refuses these too, and warns on stderr of each.
+        self._special = frozenset(compiled.tokenizer_info.special_token_ids)
         self._marker = list(params.reasoning_end_ids)
         self._tokens: list[int] = []
         self._begun = None if self._marker else 0  # index of the grammar's first token
@@ -59,8 +61,10 @@ class RequestMatcher:
 
     def push(self, token: int) -> bool:
         """Advance by a token. False, without a change, if the grammar refuses it."""
-        if self._begun is not None and (self.ended or not self._matcher.accept_token(token)):
-            return False
+        if self._begun is not None:
+            known = not self.ended and token not in self._special
+            if not known or not self._matcher.accept_token(token):
+                return False
         self._tokens.append(token)
         if self._begun is None and self._tokens[-len(self._marker) :] == self._marker:
             self._begun = len(self._tokens)

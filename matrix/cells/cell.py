@@ -82,6 +82,7 @@ class Cell(NamedTuple):
     sampling: str = "greedy"
     finish: str = "eos"
     abort: str = "none"
+    grammar: str = "none"
 
     @property
     def id(self) -> str:

@@ -196,7 +196,7 @@ def _starved(cell: Cell, run: Run) -> bool:
     starved = cell.memory != "ample" and _two_run(cell, run) and (cell.batch in ("mixed_lengths", "burst") or late)
     if (cell.memory, cell.batch) == ("tight", "pair") and cell.session != "none":
         return starved and _held_at_once(run) > cell.memory_tokens
-    if cell.sampling != "rules" or cell.finish == "length":
+    if (cell.sampling != "rules" or cell.finish == "length") and cell.grammar == "none":
         return starved
     return starved and sum(len(a.prompt_ids) + len(a.output_ids) for a in run.answers[:2]) > cell.memory_tokens
 
@@ -346,6 +346,7 @@ EVIDENCE: Final[tuple[Evidence, ...]] = (
     Evidence("session.restored", True, "a retracted turn must resume from the KV that it inherited", _spares),
     Evidence("session.spared|session.restored", False, "memory is large enough for all requests", _is(memory="ample")),
     Evidence("session.rolled_back", True, "an aborted turn must be rolled back", _rolls_back),
+    *_exactly("grammar.round", _not(_is(grammar="none")), "requests have grammars", "no request has a grammar"),
     *_exactly("sample.random", _not(_is(sampling="greedy")), "requests are sampled", "all requests are greedy"),
     Evidence("sample.greedy", True, "some requests are greedy", lambda cell, run: cell.sampling in ("greedy", "mixed")),
     Evidence("abort.waiting", True, "a waiting request is aborted", _is(abort="queued")),

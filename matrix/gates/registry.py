@@ -16,6 +16,7 @@ from specmatrix.matrix.gates.distribution import DistributionGate
 from specmatrix.matrix.gates.effective import EffectiveGate
 from specmatrix.matrix.gates.finish import FinishGate
 from specmatrix.matrix.gates.gate import Gate
+from specmatrix.matrix.gates.grammar import GrammarGate
 from specmatrix.matrix.gates.identities import IdentitiesGate
 from specmatrix.matrix.gates.leaks import LeaksGate
 from specmatrix.matrix.gates.ledger import LedgerGate
@@ -44,6 +45,7 @@ GATES: Final[tuple[Gate, ...]] = (
     SessionGate(),
     AdaptiveGate(),
     LosslessGate(),
+    GrammarGate(),
     PrecisionGate(),
     FinishGate(),
     AcceptanceGate(),

@@ -7,6 +7,7 @@ from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from specmatrix.matrix.oracles.grammar import following
 from specmatrix.matrix.workloads.finish import banned_early
 from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.workloads.request import RequestSpec
@@ -79,6 +80,7 @@ class Rules:
             others = sorted({*range(tokenizer().get_vocab_size())} - {*request.allowed_token_ids})
             self._after.append(SuppressTokensLogitsProcessor(others))
         self._early: Any = SuppressTokensLogitsProcessor(sorted(banned_early(request, eos)))
+        self._eos = eos
 
     def processed(self, ids: Tensor, prompt: int, raw: Tensor) -> Tensor:
         """Raw logits [V] after the text ids [1, L] -> [1, V] after bias, penalties and bans."""
@@ -90,6 +92,9 @@ class Rules:
         early = [self._early] if ids.shape[1] - prompt < request.min_new_tokens else []
         for rule in [*self._after, *early]:
             scores = rule(ids, scores)
+        if request.grammar is not None:
+            legal = following(request, tuple(ids[0, prompt:].tolist()), self._eos)
+            scores = scores.masked_fill(~scores.new_tensor(legal).bool(), float("-inf"))
         return scores
 
 

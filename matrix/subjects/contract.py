@@ -39,7 +39,9 @@ REQUESTED: Final[Mapping[str, Any]] = {
     "stop_token_ids": (9,), "ignore_eos": True, "top_logprobs": 3, "abort_after": 2, "logprobs": True,
     "min_new_tokens": 3, "min_p": 0.5, "presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.5,
     "logit_bias": ((9, 2.0),), "bad_words_ids": ((9,),), "allowed_token_ids": (8, 9), "no_stop_trim": True,
-    "n": 2, "prompt_logprobs": 0,
+    "n": 2, "prompt_logprobs": 0, "json_schema": "{}", "regex": "x", "ebnf": 'root ::= "x"',
+    "structural_tag": '{"type": "structural_tag", "format": {"type": "const_string", "value": "x"}}',
+    "reasoning_end_ids": (9,),
 }  # fmt: skip
 SAMPLED: Final = ("top_k", "top_p", "seed", "min_p")
 # Fields that a subject may leave out unless it claims them.

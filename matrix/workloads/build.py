@@ -18,6 +18,7 @@ from specmatrix.matrix.cells.cell import SHORT_CONTEXT, TIGHT_TOKENS, Cell
 from specmatrix.matrix.cells.start_settings import session_retract
 from specmatrix.matrix.workloads.context_limit import fill_context
 from specmatrix.matrix.workloads.endings import with_both_rounds, with_end_inside
+from specmatrix.matrix.workloads.grammars import constrained
 from specmatrix.matrix.workloads.neighbours import alternating
 from specmatrix.matrix.workloads.predicted import Prediction, predict, shape_of
 from specmatrix.matrix.workloads.questions import (
@@ -164,6 +165,7 @@ def _short(cell: Cell) -> bool:
 def draws_apply(cell: Cell) -> bool:
     """Whether the workload includes the samples of the distribution gate."""
     plain = (cell.memory, cell.abort, cell.finish, cell.session) == ("ample", "none", "eos", "none")
+    plain = plain and cell.grammar == "none"
     ruled = cell.sampling == "rules" and cell.batch == "single"
     return plain and cell.batch != "ramp" and (ruled or cell.sampling in ("temperature", "topk_topp"))
 
@@ -234,6 +236,8 @@ def _ask(cell: Cell, name: str, index: int, place: int, seed: int, limit: int) -
         # Of all ways, a request alone has one whose text the oracle has.
         way = OVERLAPS if cell.batch == "single" else place
         request = stopped(request, way, STOP_STRINGS[place % 2], token_id(STOP_TOKENS[place % 2]))
+    if cell.grammar != "none":
+        request = constrained(request, cell.grammar, place)
     if cell.sampling == "rules":
         request = ruled(request, place, tokenizer().encode(" " + answer, add_special_tokens=False).ids)
     return request

@@ -44,7 +44,8 @@ def ending(request: RequestSpec, ids: tuple[int, ...], target: str, rule: StopRu
     rule: of several stop strings that one token completes, the one counts that starts first, then the longest; or that
     ends first, then the first listed; or simply the first listed. The text includes the stop only with `no_stop_trim`.
     """
-    stops = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else eos_ids(target))
+    ignored = request.ignore_eos and request.grammar is None
+    stops = frozenset(request.stop_token_ids) | (frozenset() if ignored else eos_ids(target))
     for index, token in enumerate(ids):
         count = index + 1
         if token in stops:

@@ -9,6 +9,7 @@ from typing import Final
 # Fields that change which tokens are likely.
 RULES: Final = (
     *("bad_words_ids", "allowed_token_ids", "min_new_tokens", "logit_bias", "min_p", "own"),
+    *("json_schema", "regex", "ebnf", "structural_tag", "reasoning_end_ids"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 
@@ -98,6 +99,11 @@ class RequestSpec:
     prompt_logprobs: int = -1
     replaced: bool = False  # a session's `replace` ends it while it runs
     own: str = ""  # a subject's own parameters under its names, as a JSON object; set only in a subject's own requests
+    json_schema: str | None = None  # a grammar of the output, as are the next three; at most one is given
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+    reasoning_end_ids: tuple[int, ...] = ()  # the grammar holds behind these tokens only
     renewal: str = ""  # what the engine, while idle, renews before it is sent: "memory", "weights" or "" for nothing
 
     def completions(self) -> tuple[RequestSpec, ...]:
@@ -113,6 +119,12 @@ class RequestSpec:
         """The logit rules that it sets; without them the same request has another continuation."""
         rules = (field for field in fields(self) if field.name in RULES)
         return tuple(field.name for field in rules if getattr(self, field.name) != field.default)
+
+    @property
+    def grammar(self) -> tuple[str, str] | None:
+        """Kind and text of its grammar; None if its output is free."""
+        kinds = ("json_schema", "regex", "ebnf", "structural_tag")
+        return next(((kind, text) for kind in kinds if (text := getattr(self, kind)) is not None), None)
 
     @property
     def ruled(self) -> bool:

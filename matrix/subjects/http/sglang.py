@@ -44,6 +44,10 @@ PAIRED: Final = ("lossless", "accuracy")
 ABSENT: Final = {
     "bad_words_ids": "SGLang's API has no bad_words_ids",
     "allowed_token_ids": "SGLang's API has no allowed_token_ids",
+    **dict.fromkeys(
+        ("json_schema", "regex", "ebnf", "structural_tag", "reasoning_end_ids"),
+        "requests with grammars are not translated for servers yet",
+    ),
     "n": "SGLang's further completions have no seeds of their own",
     "beside": "HTTP does not show which requests run at one time",
     "clock": "the clock of a server cannot be set",

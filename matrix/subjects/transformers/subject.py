@@ -43,6 +43,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "batch": "transformers' assisted generation takes one sequence, and a batch shares one set of parameters",
     "numerics": "this subject runs on a CPU in float32",
     "session": "transformers has no sessions",
+    "grammar": "transformers has no grammars",
     "abort": "a call of transformers' generate() cannot be aborted",
 }
 DRAFTERS: Final[Mapping[str, str]] = {

@@ -39,6 +39,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "adaptive": "vLLM chooses the depth of its drafts by batch size alone, not by acceptance",
     "verify": "vLLM cuts drafts at the context's end only",
     "session": "vLLM has no sessions",
+    "grammar": "requests with grammars are not translated for vLLM yet",
     "numerics": "the kernels of this subject's precisions are vLLM's own, which `numerics` does not name",
 }
 LATENT: Final = "vLLM's CPU build serves latent attention in blocks of 16 tokens only, and prefills it whole"

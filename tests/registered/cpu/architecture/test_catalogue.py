@@ -13,7 +13,7 @@ from specmatrix.matrix.faults.loader import catalogue
 from specmatrix.matrix.faults.patch import sources
 from specmatrix.matrix.faults.plant import planted
 
-# The classes of defects that this engine can have; the others need grammars or recurrent state.
+# The classes of defects that this engine can have; the others need recurrent state.
 CLASSES = {
     "page alignment",
     "sliding-window pool / eviction",
@@ -21,6 +21,7 @@ CLASSES = {
     "stale or un-restored state",
     "sampling distribution",
     "logit rules",
+    "structured output",
     "CUDA-graph capture, padding, buffer size",
     "stride / indexing",
     "config parsing, weights, draft/target mix-up",

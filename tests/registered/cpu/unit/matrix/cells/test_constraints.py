@@ -43,6 +43,8 @@ SEVERAL = (
     {"algorithm": "eagle3", "batch": "pair", "steps": "3"},
     {"algorithm": "eagle3", "batch": "pair", "steps": "3", "topk": "4"},
     {"algorithm": "eagle3", "batch": "pair", "session": "streaming", "finish": "length"},
+    {"algorithm": "eagle3", "batch": "mixed_lengths", "steps": "3"},
+    {"algorithm": "eagle3", "batch": "mixed_lengths", "steps": "3", "topk": "4"},
 )
 # The same for Mistral's cells.
 WINDOWS = tuple(

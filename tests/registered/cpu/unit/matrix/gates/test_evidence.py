@@ -103,6 +103,8 @@ session.timed_out- none.pair.branch none.pair not none.pair.stream
 session.held- none.pair.branch none.pair not none.pair.stream
 session.opened+ none.pair.branch none.pair.stream not none.pair
 sample.greedy+ none none.pair.mixed not none.temperature none.rules
+grammar.round+ none.mixed_lengths.regex eagle3.mixed_lengths.mixed.tagged not none none.mixed_lengths
+grammar.round- none none.mixed_lengths not none.mixed_lengths.regex
 sample.random+ none.pair.mixed none.temperature none.rules not none
 sample.random- none not none.pair.mixed none.temperature
 abort.waiting+ none.m4.mixed_lengths.abort_queued not none.mixed_lengths.abort_running none

@@ -334,7 +334,7 @@ def test_a_runner_of_a_named_subject_has_its_requests_and_its_gates():
     plain = subject_runner("reference", 7, "cpu")
     assert (plain.waivers, plain.explain, plain.timed, plain.foreign) == ((), "none", False, False)
     made = reference_runner(5)
-    assert (made.seed, len(made.gates)) == (5, 16)
+    assert (made.seed, len(made.gates)) == (5, 17)
     record = made.run_cell(Cell.from_id("none.length"))
     assert {gate.name for gate in record.gates} >= {"config", "effective", "ledger", "lossless", "finish"}
 

@@ -30,6 +30,7 @@ LOOKED = {
     "adaptive": {"rounds": 22, "observations": 17, "replayed": 17},
     "lossless": {"tokens": 467, "scored": 467, "oracle_tokens": 253},
     "precision": {"tokens": 658, "scored": 193},
+    "grammar": {"tokens": 312, "complete": 4},
     "distribution": {"draws": 600},
     "rejection": {"rounds": 80},
     "finish": {"requests": 9},

@@ -1,0 +1,92 @@
+"""Checks that constrained outputs keep their grammars, and that masks had an effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
+from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.oracles.grammar import behind_marker, following, unreadable
+from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
+from specmatrix.matrix.workloads.finish import text_of
+from specmatrix.matrix.workloads.prepared_cell import PreparedCell
+from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.zoo.registry import eos_ids
+
+THRESHOLDS: Final = {
+    "illegal": Threshold(0, "a mask allows what a fresh matcher allows, and no token is emitted against its mask"),
+    "unreadable": Threshold(0, "an answer whose grammar has ended is a sentence of it"),
+}
+# Counters without which a pass means nothing, and those of drafts.
+EFFECTS: Final = {"grammar.changed": "no mask removed a most likely token"}
+# With memory for all requests.
+TOGETHER: Final = {"grammar.mixed": "no round held requests with and without a grammar"}
+OF_DRAFTS: Final = {
+    "grammar.forbade": "no grammar refused a draft",
+    "grammar.accepted": "no draft of a request with a grammar was accepted",
+    "grammar.rejected": "no request with a grammar rejected a draft",
+}
+
+
+@dataclass
+class GrammarGate:
+    """Each token of a request with a grammar is one that a fresh matcher allows after those before it, and an
+    independent parser reads each whole answer: jsonschema, Python's `re`, or lark."""
+
+    name: str = "grammar"
+    needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS, Capability.COUNTERS})
+    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+
+    def applies(self, cell: Cell) -> bool:
+        """Cells whose requests have grammars."""
+        return cell.grammar != "none"
+
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
+        """NOT MEASURED without a whole answer, or if masks or drafts had no effect."""
+        eos = eos_ids(prepared.cell.target)
+        requests = {request.name: request for asked in run.requests for request in asked.completions()}
+        kept = [(requests[one.name], one) for one in run.answers if requests[one.name].grammar and not one.refusal]
+        illegal = [blame for request, one in kept for blame in _illegal(request, one, eos)]
+        whole = [(request, one) for request, one in kept if one.finish == "stop" and one.output_ids[-1] in eos]
+        texts = [(request, _constrained(request, one)) for request, one in whole]
+        read = [(request, text, unreadable(request, text)) for request, text in texts if text is not None]
+        wrong = [Blame(request.name, note=why) for request, _, why in read if why]
+        needed = EFFECTS | (OF_DRAFTS if prepared.cell.algorithm != "none" else {})
+        needed |= TOGETHER if prepared.cell.memory == "ample" else {}
+        numbers: dict[str, Number] = {
+            "tokens": sum(len(one.output_ids) for _, one in kept),
+            "complete": len(read),
+            "illegal": len(illegal),
+            "unreadable": len(wrong),
+            **{name.partition(".")[2]: run.evidence.get(name, 0) for name in (*EFFECTS, *TOGETHER, *OF_DRAFTS)},
+        }
+        if illegal or wrong:
+            blame = [*illegal, *wrong][0]
+            counts = f"{len(illegal)} answers have an illegal token and {len(wrong)} are unreadable"
+            text = f"{counts}, first {blame.request}: {blame.note}"
+            return Outcome(self.name, State.FAIL, numbers, message=text, blame=blame)
+        without = [why for name, why in needed.items() if not run.evidence.get(name, 0)]
+        if not read or without:
+            text = without[0] if without else "no answer ended with its grammar"
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
+        return Outcome(self.name, State.PASS, numbers)
+
+
+def _illegal(request: RequestSpec, answer: Answer, eos: frozenset[int]) -> Iterator[Blame]:
+    """The first illegal token of an answer, if any; an answer that ended with an error breaks its grammar too."""
+    for index, token in enumerate(answer.output_ids):
+        if not following(request, answer.output_ids[:index], eos)[token]:
+            before = text_of(answer.output_ids[:index])
+            yield Blame(request.name, index, note=f"token {index}, {token}, is illegal after {before!r}")
+            return
+    if answer.finish == "error":
+        yield Blame(request.name, note="it ended with an error, although its grammar left a token")
+
+
+def _constrained(request: RequestSpec, answer: Answer) -> str | None:
+    """The constrained text of a whole answer; None if its reasoning did not end."""
+    first = behind_marker(request, answer.output_ids)
+    return None if first is None else text_of(answer.output_ids[first:])

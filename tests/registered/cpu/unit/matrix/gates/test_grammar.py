@@ -1,0 +1,91 @@
+from dataclasses import replace
+
+import pytest
+
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.grammar import GrammarGate
+from specmatrix.matrix.oracles.grammar import behind_marker, following, unreadable
+from specmatrix.matrix.workloads.build import workload
+from specmatrix.matrix.workloads.questions import tokenizer
+from specmatrix.matrix.workloads.request import RequestSpec
+
+CELL, TAGGED = "eagle3.s3.v2.mixed_lengths.regex", "eagle3.s3.v2.mixed_lengths.mixed.tagged"
+GATE = GrammarGate()
+
+
+@pytest.mark.parametrize("cell", [CELL, TAGGED])
+def test_constrained_answers_are_legal_and_read(measured, cell):
+    found = measured(cell)
+    outcome = found.judge(GATE)
+    assert (outcome.state, outcome.message) == (State.PASS, "") and GATE.applies(found.prepared.cell)
+    assert not GATE.applies(Cell()) and outcome.numbers["complete"] >= 2 and outcome.numbers["changed"] > 4
+
+
+def test_an_illegal_token_and_an_unreadable_answer_are_named(measured, altered):
+    found = measured(CELL)
+    place, answer = next((i, one) for i, one in enumerate(found.run.answers) if one.name == "q5")
+    comma, ids = tokenizer().encode("<", add_special_tokens=False).ids[0], answer.output_ids
+    wrong = found.judge(GATE, altered(found.run, place, output_ids=(*ids[:3], comma, *ids[4:])))
+    assert wrong.state is State.FAIL and (wrong.blame.request, wrong.blame.token) == ("q5", 3)
+    assert f"token 3, {comma}, is illegal after" in wrong.message
+    short = (*ids[:5], ids[-1])
+    cut = found.judge(GATE, altered(found.run, place, output_ids=short))
+    assert cut.numbers["unreadable"] == 1 and cut.numbers["illegal"] == 1
+    ended = found.judge(GATE, altered(found.run, place, finish="error"))
+    assert ended.message.endswith("it ended with an error, although its grammar left a token")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("grammar.changed", "no mask removed a most likely token"),
+        ("grammar.mixed", "no round held requests with and without a grammar"),
+        ("grammar.forbade", "no grammar refused a draft"),
+        ("grammar.accepted", "no draft of a request with a grammar was accepted"),
+        ("grammar.rejected", "no request with a grammar rejected a draft"),
+    ],
+)
+def test_masks_without_effect_are_not_measured(measured, name, why):
+    found = measured(CELL)
+    run = replace(found.run, evidence={**found.run.evidence, name: 0})
+    outcome = found.judge(GATE, run)
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, why)
+
+
+def test_no_whole_answer_is_not_measured(measured):
+    found = measured(CELL)
+    running = tuple(replace(one, finish="length") for one in found.run.answers)
+    outcome = found.judge(GATE, answers=running)
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no answer ended with its grammar")
+
+
+def requests(value: str) -> dict[str, RequestSpec]:
+    return {one.name: one for one in workload(Cell(batch="mixed_lengths", grammar=value), 0)}
+
+
+READ = {
+    "json": ('{"line":" Eli has keys.","left":12}', '{"line":"short","left":12}', '{"line":" Eli has keys."'),
+    "regex": (" Then there are 12 keys\n#### 10", " Then there are 12 keys\n#### 12", ""),
+    "ebnf": (" Now there are 12*3=<<12*3=36>>36 a.\n#### 36!", " Now there are a.\n#### 36", "!"),
+    "tagged": ("12 keys!", "12 keys", " 12!"),
+}
+
+
+@pytest.mark.parametrize("value", READ)
+def test_an_independent_parser_reads_what_the_grammar_allows_and_nothing_else(value):
+    first = next(one for one in requests(value).values() if one.grammar is not None)
+    good, *bad = READ[value]
+    assert unreadable(first, good) == "" and all(unreadable(first, text) for text in bad)
+    one, eos = replace(first, reasoning_end_ids=()), frozenset({1})
+    for text, ends in ((good, True), *((text, False) for text in bad)):
+        ids = tuple(tokenizer().encode(text, add_special_tokens=False).ids)
+        assert bool(following(one, ids, eos)[1]) is ends, text
+
+
+def test_the_grammar_begins_behind_the_whole_marker():
+    one = RequestSpec("q", "", 9, regex="a", reasoning_end_ids=(7, 8))
+    outputs = ((), (7,), (8, 7), (7, 8), (7, 7, 8, 3))
+    assert [behind_marker(one, output) for output in outputs] == [None, None, None, 2, 3]
+    assert behind_marker(replace(one, reasoning_end_ids=()), ()) == 0
+    assert following(one, (7,), frozenset({1})).all() and following(one, (7, 8), frozenset({1})).sum() == 1
