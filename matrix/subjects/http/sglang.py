@@ -131,7 +131,8 @@ class SglangSubject(Subject):
     def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
         """The matrix's requests; where each has its own rule or stop, only those that SGLang's API supports."""
         found, own = super().requests(cell, seed), cell.sampling == "rules" or cell.finish == "stops"
-        return [request for request in found if not (own and any(_unread((request,))))]
+        sent = {one.name: one for one in found if not (own and any(_unread((one,))))}
+        return [replace(one, after=tuple(name for name in one.after if name in sent)) for one in sent.values()]
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Flags of SGLang's server, and asks as bodies of /generate."""

@@ -122,7 +122,7 @@ def test_reports_that_are_not_the_shards_of_one_run_are_refused(tmp_path, capsys
     assert refused(a, write(tmp_path / "f", "2/3")) == f"/a and /f differ in shards: 2 and 3{one}"
     assert refused(a, write(tmp_path / "g", "2/2", cells=CELLS[1:])) == f"/a and /g differ in selected cells{one}"
     assert refused(a, write(tmp_path / "h", "1/1")) == "/h is not a shard; run its cells with `specmatrix run --shard`"
-    other = write(tmp_path / "i", "2/2", seconds={next(iter(load(a).lines)): 0.001})
+    other = write(tmp_path / "i", "2/2", seconds=dict.fromkeys(load(a).lines, 0.001))
     assert "give every shard the same --durations" in refused(a, other)
 
 

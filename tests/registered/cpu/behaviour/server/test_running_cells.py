@@ -19,7 +19,7 @@ from specmatrix import HOME
 from specmatrix.cli import main
 from specmatrix.engine.server.app import ServerOptions
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cells.axes import AXES
+from specmatrix.matrix.cells.axes import AXES, axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.run.running_cells import listing
 from specmatrix.matrix.subjects.http.connection import Connection, NotThere
@@ -30,7 +30,7 @@ from tests.support.served import RunningServer, served
 
 # One token per page, as pages of 4 have no cells with logit rules.
 START = "eagle3.s3.k1.n4.v2"
-REQUESTS = [axis for axis in AXES if axis.scope == "request"]
+REQUESTS = [one for one in AXES if one.scope == "request"]
 VLLM = 'vllm:num_requests_running{engine="0"} 0.0\n'
 DRAFTS = "".join(f'vllm:spec_decode_num_{one}_tokens_total{{engine="0"}} 3.0\n' for one in ("draft", "accepted"))
 
@@ -84,9 +84,12 @@ def test_the_pages_commands_run_every_value_of_the_request_axes_on_the_servers_o
     assert {one.id for one in report} == listed
     cells, start = passed(report), Cell.from_id(START).start_key
     assert {Cell.from_id(one.id).start_key for one in report} == {start}
-    held = {(axis.name, getattr(cell, axis.name)) for cell in cells for axis in REQUESTS}
-    lacking = {(axis.name, value) for axis in REQUESTS for value in axis.names} - held
-    assert lacking == {("batch", "gsm"), ("abort", "queued")}, "exams are slow, and no request waits for a slot"
+    held = {(one.name, getattr(cell, one.name)) for cell in cells for one in REQUESTS}
+    lacking = {(one.name, value) for one in REQUESTS for value in one.names} - held
+    grammars = {("grammar", value) for value in axis("grammar").names if value != "none"}
+    assert lacking - grammars == {("batch", "gsm"), ("abort", "queued")}, (
+        "exams are slow, and no request waits for a slot"
+    )
     assert [one.error for one in report if one.state != "PASS"] == []
     pair = report[f"{START}.pair"].gate("acceptance")
     assert pair is not None and pair.numbers["ratio"] == pytest.approx(1), "as its histogram says"

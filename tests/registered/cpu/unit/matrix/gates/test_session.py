@@ -120,8 +120,8 @@ def test_turns_aborted_while_they_read_inherited_kv_leave_it_intact(monkeypatch)
     monkeypatch.setattr(Scheduler, "kv_to_keep", less)
     prepared, run = aborted_while_it_reads()
     outcome = GATE.judge(prepared, run, run)
-    text = "q5.turn2 left 48 KV positions; expected 49: its session is 1 token too short"
-    assert (outcome.state, outcome.message, outcome.blame) == (State.FAIL, text, Blame("q5.turn2"))
+    text = "q0.turn2 left 59 KV positions; expected 60: its session is 1 token too short"
+    assert (outcome.state, outcome.message, outcome.blame) == (State.FAIL, text, Blame("q0.turn2"))
     assert outcome.numbers["wrong"] == 4
 
 

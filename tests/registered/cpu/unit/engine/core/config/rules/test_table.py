@@ -115,7 +115,7 @@ REFUSED = [
         "speculative_adaptive_config slots.json must be a JSON object, got []",
         replace(facts(), adaptive_config="[]"),
     ),
-    ("steps-no-candidate", eagle3(5, **ADAPTIVE), "speculative_num_steps 5 is not a candidate of any adaptive slot"),
+    ("steps-no-candidate", eagle3(6, **ADAPTIVE), "speculative_num_steps 6 is not a candidate of any adaptive slot"),
     ("random-seed-range", EngineConfig("m", random_seed=-1), "random_seed must be between 0 and"),
     ("cuda-graph-max-bs-range", EngineConfig("m", cuda_graph_max_bs=-1), "cuda_graph_max_bs must be between 0 and"),
     ("cuda-graph-max-gb-range", EngineConfig("m", cuda_graph_max_gb=0), "cuda_graph_max_gb must be between 1 and 1024"),
