@@ -52,13 +52,12 @@ def test_components_partition_the_axes_and_hold_every_constraint():
     assert all(any(set(constraint.axes) <= {*group, *PIVOTS} for group in groups) for constraint in CONSTRAINTS)
 
 
-@pytest.mark.parametrize("pivots", list(product(*(axis(name).names for name in PIVOTS))), ids="-".join)
+# Every 17th combination: each value of each pivot, and each pair of them, is among these.
+@pytest.mark.parametrize("pivots", list(product(*(axis(name).names for name in PIVOTS)))[::17], ids="-".join)
 def test_components_are_independent_beside_values_of_the_pivots(pivots):
     source = random.Random(3)
     rows = {group: allowed(group, pivots) for group in components()}
-    fixed = [(NAMES.index(name), value) for name, value in zip(PIVOTS, pivots, strict=True)]
-    found = starts(CONSTRAINTS, lambda prefix: all(prefix[c] == value for c, value in fixed if c < len(prefix)))
-    possible = any(tails for _, tails in found)
+    possible = holding(tuple(zip(PIVOTS, pivots, strict=True))) is not None
     assert all(rows.values()) == possible
     for _ in range(100 if possible else 0):
         parts = [source.choice(choices) for choices in rows.values()]
