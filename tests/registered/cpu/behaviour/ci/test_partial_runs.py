@@ -86,7 +86,8 @@ def test_fail_fast_goes_on_behind_waived_cells(ids, monkeypatch, tmp_path, capsy
     assert report[report.red()[0]].waived.issue == "x#1"
     lines = capsys.readouterr().out.splitlines()
     assert ", 0 failed, " in lines[0] and f", {len(report.red())} waived; " in lines[0]
-    assert {f"waived FAIL {cell}: known (x#1), until 2999-12-31" for cell in report.red()} < {*lines}
+    told = {line for line in lines if line.startswith("waived FAIL ")}  # not all, where they are many
+    assert told and told <= {f"waived FAIL {cell}: known (x#1), until 2999-12-31" for cell in report.red()}
     assert run(tmp_path / "again", "--rerun-failed", str(tmp_path)) == 2
 
 

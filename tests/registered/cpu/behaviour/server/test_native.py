@@ -70,7 +70,7 @@ def test_a_stream_grows_to_the_whole_answer(server: RunningServer):
     whole = server.generate(text=QUESTION, sampling_params=GREEDY)
     *events, end = lines(server.post("/generate", text=QUESTION, sampling_params=GREEDY, stream=True).text)
     answers = [json.loads(event) for event in events]
-    assert end == "[DONE]" and len(answers) > 2
+    assert end == "[DONE]" and len(answers) > 1  # a slow client gets several pieces as one
     assert all(whole["text"].startswith(answer["text"]) for answer in answers)
     assert (answers[-1]["text"], answers[-1]["output_ids"]) == (whole["text"], whole["output_ids"])
     assert [answer["meta_info"]["finish_reason"] is None for answer in answers] == [True] * len(answers[1:]) + [False]

@@ -87,4 +87,4 @@ def test_a_sweep_holds_every_request_pair_on_one_start():
     assert {cell.start_key for cell in cells} == {start.start_key}
     assert uncovered_sweep(start, cells) == []
     assert uncovered_sweep(start, cells[: len(cells) // 2]) != []
-    assert len({tuple(axis for axis, _ in pair) for pair in uncovered_sweep(start, [])}) == 10, "pairs of five axes"
+    assert len({tuple(axis for axis, _ in pair) for pair in uncovered_sweep(start, [])}) == 15, "pairs of six axes"
