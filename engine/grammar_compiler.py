@@ -53,7 +53,7 @@ class GrammarCompiler:
             if constraint not in self._recent:
                 require("xgrammar")
                 ends = tuple(sorted(self._tokenizer.eos_ids))
-                process = _process(self._tokenizer.library.to_str(), ends, self._vocab_size)
+                process = _process(self._tokenizer.backend_tokenizer.to_str(), ends, self._vocab_size)
                 found = self._recent[constraint] = process.compile(constraint)
                 if not isinstance(found, str):
                     self.live[constraint] = found

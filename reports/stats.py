@@ -322,7 +322,7 @@ class LeastVariation(NamedTuple):
 
 
 def least_variation(first: Sequence[int], second: Sequence[int], law: Sequence[float], alpha: float) -> LeastVariation:
-    """How far from a law another one is, of which there are two samples. first, second: counts by outcome, as `law`.
+    """A lower bound of the total variation between a law and the distribution of two samples, their counts by outcome.
 
     The outcomes that one sample has too often, by half a standard error and more, are an event, whose probability the
     other sample bounds from below (Clopper and Pearson 1934, Biometrika 26:404): less its probability by the law, that

@@ -27,12 +27,12 @@ class Tokenizer:
 
     bos_id: prepended to every encoded text, None if the checkpoint has none or does not prepend it (Qwen's). eos_ids:
     ids that end a text. longest: characters of the longest token. Raises ConfigError on files that are
-    missing or damaged. library: the tokenizer of the package tokenizers.
+    missing or damaged. backend_tokenizer: that of the package tokenizers.
     """
 
     def __init__(self, path: str | Path) -> None:
         folder = Path(path)
-        self.library = self._tokenizer = _read(folder / "tokenizer.json")
+        self.backend_tokenizer = self._tokenizer = _read(folder / "tokenizer.json")
         begins, ends = _special_ids(folder)
         self.bos_id = begins[0] if begins and self._puts(begins[0], folder) else None
         self.eos_ids = frozenset(ends)
@@ -82,7 +82,7 @@ class Tokenizer:
     @property
     def special_ids(self) -> frozenset[int]:
         """Ids of tokens that produce no text."""
-        added = self.library.get_added_tokens_decoder()
+        added = self.backend_tokenizer.get_added_tokens_decoder()
         return frozenset(token for token, kind in added.items() if kind.special)
 
     def decode(self, ids: Iterable[int]) -> str:

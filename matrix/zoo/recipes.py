@@ -64,9 +64,9 @@ class LatentShape:
 class HybridShape:
     """Sizes of a hybrid: Qwen3-Next with `experts`, else Qwen3.5.
 
-    Every `interval`-th layer has gated full attention with heads of `width`, of which the first `head_dim` dimensions
-    are rotated; the others are gated delta nets with `key_heads` heads of `key_dim`, `value_heads` of `value_dim`, and
-    a convolution over `taps` tokens.
+    Every `interval`-th layer is gated full attention; `head_dim` of the `width` dimensions of its heads are rotated.
+    The others are gated delta nets with `key_heads` heads of `key_dim`, `value_heads` of `value_dim`, and a convolution
+    over `taps` tokens.
     """
 
     hidden: int

@@ -16,7 +16,7 @@ GROWS = Constraint("regex", "(.{1,3000}){1,30}")
 
 
 def process(**limits: float) -> CompilerProcess:
-    return CompilerProcess(TOKENIZER.library.to_str(), (1,), 800, **limits)
+    return CompilerProcess(TOKENIZER.backend_tokenizer.to_str(), (1,), 800, **limits)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ SIZES = (
     *((2048, 2048), (4096, 4096), (2048, 8192), (4096, 14336), (4096, 6144), (2048, 3072), (8192, 2048)),
     *((14336, 4096), (64, 64), (5120, 27648)),
 )
-CARDS = (*tiles.TILES, "a card that nobody tuned")
+CARDS = (*tiles.TILES, "an untuned card")
 
 
 @pytest.mark.parametrize("card", CARDS)

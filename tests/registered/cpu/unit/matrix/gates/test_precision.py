@@ -213,11 +213,8 @@ def test_other_random_numbers_are_red(measured):
     def other(target, request, seed, prompt, output):
         return precise_tokens(target, request, seed + 1, prompt, output)
 
-    found = measured("none.fast.burst.temperature")
-    # A CPU's bf16 has more ties than a GPU's.
-    bounds = {**PrecisionGate().thresholds, "tied_share": 0.1}
-    gates = (PrecisionGate(thresholds=bounds), PrecisionGate(thresholds=bounds, tokens=other))
-    assert [found.judge(gate).state for gate in gates] == [State.PASS, State.FAIL]
+    found = measured("none.fast.pair.stream.temperature")
+    assert [found.judge(PrecisionGate(**given)).state for given in ({}, {"tokens": other})] == [State.PASS, State.FAIL]
 
 
 def test_without_tokens_nothing_is_measured(measured):
