@@ -96,8 +96,10 @@ class CompilerProcess:
         library = tokenizers.Tokenizer.from_str(tokenizer)
         special = {token for token, kind in library.get_added_tokens_decoder().items() if kind.special}
         ends = [token for token in eos_ids if token < vocab_size]
-        fast = PreTrainedTokenizerFast(tokenizer_object=library)
-        read = xgrammar.TokenizerInfo.from_huggingface(fast, vocab_size=vocab_size, stop_token_ids=ends)
+        fast: Any = PreTrainedTokenizerFast  # transformers has no types
+        read = xgrammar.TokenizerInfo.from_huggingface(
+            fast(tokenizer_object=library), vocab_size=vocab_size, stop_token_ids=ends
+        )
         texts = [b"" if token in special else text for token, text in enumerate(read.decoded_vocab)]
         raw = xgrammar.VocabType.RAW
         self._library = xgrammar
