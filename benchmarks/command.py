@@ -20,7 +20,7 @@ from specmatrix.reports.atomic import check_place, write_text
 from specmatrix.reports.render.console import print_markdown
 from specmatrix.reports.render.progress import waiting
 
-GROUPS: Final = ("decoding", "overhead", "simulation", "harness")
+GROUPS: Final = ("decoding",)
 # Groups measured only if named: against vLLM, which has its own installation, rounds on a GPU, and a search of tiles.
 VLLM: Final = "vllm"
 GPU: Final = "gpu"
@@ -69,14 +69,11 @@ def _measure(group: str) -> Callable[[], Iterator[Metric]]:
     """The measure function of a group; imports torch and sets one compute thread."""
     import torch
 
-    from specmatrix.benchmarks import decoding, gpu, harness, overhead, simulation, tune
+    from specmatrix.benchmarks import decoding, gpu, tune
 
     torch.set_num_threads(1)
     return {
         "decoding": decoding.beside_transformers,
-        "overhead": overhead.steps,
-        "simulation": simulation.measure,
-        "harness": harness.measure,
         VLLM: decoding.beside_vllm,
         GPU: gpu.measure,
         TUNE: tune.measure,

@@ -1,27 +1,20 @@
-"""`specmatrix zoo`: list, verify, train and measure the fixture models."""
+"""`specmatrix zoo`: list, verify and train the fixture models."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.zoo import absolute, card, registry
-from specmatrix.matrix.zoo.gsm_mini import prompt_of
-from specmatrix.matrix.zoo.questions import read_questions
 from specmatrix.matrix.zoo.recipes import PLANNED, RECIPES
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
 from specmatrix.options import Json, Minutes
 from specmatrix.reports.render.console import print_answer
-from specmatrix.reports.render.progress import counting, waiting
-from specmatrix.temp_dir import TempDir
-
-if TYPE_CHECKING:  # the help of the commands needs no torch
-    from specmatrix.matrix.zoo.lengths import Length
+from specmatrix.reports.render.progress import waiting
 
 
 def list_models(json_: Json = False) -> int:
@@ -77,62 +70,3 @@ def train(
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"cannot write checkpoints in {out}: {error}") from error
     return 0
-
-
-def acceptance(
-    targets: Annotated[list[str] | None, typer.Argument(metavar="TARGET", help="targets; default: all")] = None,
-    data: Annotated[Path | None, typer.Option(help="questions in GSM8K format; default: gsm-mini test")] = None,
-    algorithm: Annotated[list[str] | None, typer.Option(help="only this one; repeatable")] = None,
-    prompts: Annotated[int, typer.Option(min=2, help="number of questions")] = 100,
-    tokens: Annotated[int, typer.Option(min=2, help="longest answer in tokens")] = 128,
-    json_: Json = False,
-) -> int:
-    """ConfigError on an invalid target, algorithm or count, DataError on an invalid file."""
-    import torch
-
-    from specmatrix.matrix.zoo.lengths import plans, table
-    from specmatrix.matrix.zoo.oracle_drafts import DRAFTS
-
-    targets, algorithms = targets or list(DRAFTS), algorithm or []
-    for target in targets:
-        if target not in DRAFTS:
-            raise ConfigError(f"target {shown(target)} has no drafts in the zoo; it must be one of {', '.join(DRAFTS)}")
-    file = data or registry.TEST
-    known = dict.fromkeys(plan.algorithm for plan in plans(targets))
-    for name in algorithms:
-        if name not in known:
-            raise ConfigError(
-                f"algorithm {shown(name)} is not in the table of {', '.join(targets)}; it must be one of "
-                f"{', '.join(known)}"
-            )
-    wanted = plans(targets, algorithms)
-    registry.verify_models(name for plan in wanted for name in (plan.target, plan.draft))
-    asked = [prompt_of(question.question) for question in read_questions(file)[:prompts]]
-    torch.set_num_threads(1)
-    rows: list[Length] = []
-    with TempDir("lengths") as scratch, counting(len(wanted), "row") as update:
-        for row in table(wanted, asked, tokens, scratch):
-            rows.append(row)
-            update(f"{row.target} {row.algorithm}", 1)
-    return print_answer([row.as_dict() for row in rows], "\n".join(lines(rows, file.name, tokens)), json_)
-
-
-def lines(rows: Sequence[Length], source: str, tokens: int) -> list[str]:
-    """The table as Markdown."""
-    count = rows[0].prompts
-    out = [
-        f"Tokens per verify round on {count} prompts of {source}: greedy, float32, at most {tokens} new tokens; "
-        "95 % interval over prompts.",
-        "",
-        "| target | algorithm | draft | steps / topk / nodes | rounds | tokens per round | 95 % | accepted per draft |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        rates = " ".join(f"{rate:.0%}" for rate in row.rates)
-        looked = "".join(f", {name} {value}" for name, value in row.ngram)
-        shape = f"{row.steps} / {row.topk} / {row.draft_tokens}{looked}"
-        out.append(
-            f"| {row.target} | {row.algorithm} | {row.draft} | {shape} | {row.rounds:,} | {row.length:.2f} "
-            f"| {row.low:.2f} to {row.high:.2f} | {rates} |"
-        )
-    return out
