@@ -65,6 +65,7 @@ TAIL_LIMIT: Final = 11
 FAR: Final = (384, 1024, 4095)
 FAR_LIMIT: Final = 24
 LONGEST_CHUNK: Final = 32
+MAX_RETURNING_PAGE: Final = 16  # a prompt has several such pages
 ABORT_AFTER: Final = 5
 ABORT_LATE: Final = 80
 DRAWS: Final = 200
@@ -123,7 +124,7 @@ def _requests(cell: Cell, seed: int, draws: int) -> Sequence[RequestSpec]:
         # The first requests, so that no other one takes a part of their chunks.
         requests = [*_tails(cell, seed), *requests, *_draws(cell, seed, draws)]
         before = tuple(request.name for request in requests)
-        requests += [*_far(cell, seed, before), *_alternating(cell, seed, before)]
+        requests += [*_far(cell, seed, before), *_alternating(cell, seed, before), *_returning(cell, seed, before)]
     return with_chat_rules(requests) if cell.sampling == "mixed" else requests
 
 
@@ -289,6 +290,22 @@ def _alternating(cell: Cell, seed: int, after: tuple[str, ...]) -> list[RequestS
         return RequestSpec(f"w{line}.{place}", prompt_of(questions()[index][0]), limit, seed=seeded, ignore_eos=True)
 
     return alternating(ask, after)
+
+
+def _returning(cell: Cell, seed: int, after: tuple[str, ...]) -> list[RequestSpec]:
+    """Alone after a burst in tight memory: two prompts, the first again, and a long text, for which the pages of the
+    second must be evicted before those of the first."""
+    kind = (cell.memory, cell.batch, cell.prefix_cache, cell.abort, cell.grammar)
+    if kind != ("tight", "burst", "on", "none", "none") or int(cell.page_size) > MAX_RETURNING_PAGE:
+        return []
+    one, two, long = [at for at in _short_prompts(cell, len(LIMITS["burst"])) if f"q{at}" not in after][:3]
+    requests = list[RequestSpec]()
+    for name, index in ((f"q{one}", one), (f"q{two}", two), (f"q{one}.again", one), (f"q{long}", long)):
+        request = replace(_ask(cell, name, index, 0, seed, cell.memory_tokens), after=after)
+        short = index != long
+        requests.append(replace(request, max_new_tokens=2) if short else replace(request, ignore_eos=True, stop=()))
+        after = (name,)
+    return requests
 
 
 def far_lengths(cell: Cell) -> tuple[int, ...]:

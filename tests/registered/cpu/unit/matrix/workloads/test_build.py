@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -30,6 +31,12 @@ def _is_own(cell, request):
     return request.name[0] not in extra and request.refused is None
 
 
+def returning(cell, requests):
+    """The prompts after a burst in tight memory that follow one another."""
+    alone = (cell.memory, cell.batch, cell.session) == ("tight", "burst", "none")
+    return [one for one in requests if alone and one.after]
+
+
 def longest(requests):
     """Tokens of each request at its end, including its history."""
     own = {
@@ -48,6 +55,7 @@ def test_every_workload_fits_its_cell(seed):
     for cell in CELLS:
         names = [request.name for request in build.workload(cell, seed)]
         own = [one for one in build.workload(cell, seed) if _is_own(cell, one)]
+        own = own[: len(own) - len(returning(cell, own))]
         turns = {request.name for request in own if ".turn" in request.name}
         assert len(own) - len(turns) == size(cell), cell.id
         assert bool(turns) == (cell.session != "none"), cell.id
@@ -55,6 +63,19 @@ def test_every_workload_fits_its_cell(seed):
         assert sum(name.startswith("d") for name in names) == (build.DRAWS if build.draws_apply(cell) else 0), cell.id
         if cell.memory == "tight":
             assert max(longest(own)) + build.OVERRUN <= cell.memory_tokens, cell.id
+
+
+@pytest.mark.parametrize("seed", [0, 1, 17])
+def test_after_a_burst_in_tight_memory_a_prompt_returns_before_a_text_that_needs_the_room_of_another(seed):
+    cell = Cell.from_id("eagle3.s3.v2.p4.tight.burst")
+    *_, one, two, again, last = found = build.workload(cell, seed)
+    assert returning(cell, found) == [one, two, again, last] and again == replace(
+        one, name=f"{one.name}.again", after=(two.name,)
+    )
+    cached, kept = len(prompt_ids(one)), len(prompt_ids(two))
+    assert cell.memory_tokens - cached - kept < longest([last])[0] <= cell.memory_tokens - build.OVERRUN
+    other = {"prefix_cache": "off"}, {"page_size": "64"}, {"abort": "queued"}, {"memory": "ample"}, {"batch": "pair"}
+    assert not any(returning(here, build.workload(here, seed)) for here in (cell._replace(**one) for one in other))
 
 
 @pytest.mark.parametrize("start", ["none.v2.p256.tight", "none.qwen3.nocache.p256.c32.tight", "none.p64.tight"])
