@@ -30,7 +30,7 @@ from specmatrix.matrix.subjects.vllm.subject import VllmSubject
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import resolve_path
-from tests.support.record_vllm import CELLS, FILE, command, read, recorded
+from tools.record_vllm import CELLS, FILE, command, read, recorded
 
 
 def flags(cell: str, subject: str = "vllm", tier: str = "cpu") -> dict[str, Any]:

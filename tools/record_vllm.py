@@ -1,6 +1,6 @@
 """Records what vLLM's engine says in a few cells, for the daily tests of its adapter:
 
-    PYTHONPATH=. ~/.cache/specmatrix/vllm/bin/python -m tests.support.record_vllm
+    PYTHONPATH=. ~/.cache/specmatrix/vllm/bin/python -m tools.record_vllm
 
 It runs in the environment that `specmatrix subjects install vllm` makes. Each scenario is the steps of one call of
 `generate`, each step a list of outputs in the attributes that the adapter reads.
@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from specmatrix import HOME
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.subjects.protocol import EngineCommand
+from specmatrix.matrix.subjects.protocol import EngineCommand, SubjectRequest
 from specmatrix.matrix.subjects.vllm.engine import VllmEngine
 from specmatrix.matrix.subjects.vllm.subject import VllmSubject
 from specmatrix.matrix.workloads.prepared_cell import prepare
@@ -103,7 +103,7 @@ def record(cell: str) -> list[list[dict[str, Any]]]:
     engine = VllmEngine(one)
     recorder = Recorder(engine.llm)
     engine.llm = recorder
-    engine.generate(one.asks)
+    engine.generate([ask for ask in one.asks if isinstance(ask, SubjectRequest)])
     return recorder.steps
 
 
@@ -115,7 +115,7 @@ def main() -> None:
     found = {}
     for cell in CELLS:
         environment = {**os.environ, **command(cell).environment}
-        words = [sys.executable, "-m", "tests.support.record_vllm", cell]
+        words = [sys.executable, "-m", "tools.record_vllm", cell]
         done = subprocess.run(words, capture_output=True, encoding="utf-8", env=environment, check=True)
         found[cell] = json.loads(done.stdout.splitlines()[-1])
     rows = (
