@@ -34,36 +34,26 @@ PLACE: Final = re.compile(r"\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?"
 class GrammarCompiler:
     """The grammars of one engine's requests. Safe to call from several threads.
 
-    live: compiled grammars (xgrammar.CompiledGrammar) that a request or the cache holds. Equal tokenizers share a
-    process, which starts with the first grammar.
+    live: compiled grammars (xgrammar.CompiledGrammar) that a request or the cache holds. Engines with equal tokenizers
+    share a process and its cache; the process starts with the first grammar.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self.live: weakref.WeakValueDictionary[Constraint, Any] = weakref.WeakValueDictionary()
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
-        self._recent: OrderedDict[Constraint, Any] = OrderedDict()
-        self._lock = Lock()
 
     def compile(self, constraint: Constraint) -> Any:  # noqa: ANN401 - xgrammar has no types
         """The compiled grammar. RequestError if xgrammar refuses it or its limits do not suffice; ConfigError without
         the extra `grammar`. Takes no time for a live grammar; others wait for each other."""
         if (found := self.live.get(constraint)) is not None:
             return found
-        with self._lock:
-            if constraint not in self._recent:
-                require("xgrammar")
-                ends = tuple(sorted(self._tokenizer.eos_ids))
-                process = _process(self._tokenizer.backend_tokenizer.to_str(), ends, self._vocab_size)
-                found = self._recent[constraint] = process.compile(constraint)
-                if not isinstance(found, str):
-                    self.live[constraint] = found
-            self._recent.move_to_end(constraint)
-            while len(self._recent) > KEPT:
-                self._recent.popitem(last=False)
-            found = self._recent[constraint]
+        require("xgrammar")
+        ends = tuple(sorted(self._tokenizer.eos_ids))
+        found = _process(self._tokenizer.backend_tokenizer.to_str(), ends, self._vocab_size).compile(constraint)
         if isinstance(found, str):
             kind, text = constraint
             raise RequestError(f"{kind} is {shown(text)}; allowed: a grammar that xgrammar compiles ({found})")
+        self.live[constraint] = found
         return found
 
 
@@ -73,8 +63,8 @@ def _process(tokenizer: str, eos_ids: tuple[int, ...], vocab_size: int) -> Compi
 
 
 class CompilerProcess:
-    """A process that compiles for one tokenizer. It ends with this process, or when a limit is hit; then the next
-    grammar starts another.
+    """A process that compiles for one tokenizer, and its recent grammars. It ends with this process, or when a limit is
+    hit; then the next grammar starts another. Safe to call from several threads.
 
     tokenizer: the text of tokenizer.json. eos_ids: the tokens that end a text. vocab_size: the model's, whose tokens
     beyond the tokenizer's are never allowed, as special tokens are not. seconds, memory: the limits of one grammar, in
@@ -108,9 +98,20 @@ class CompilerProcess:
         )
         self._limits = seconds, memory
         self._running: tuple[ChildProcess, Connection[Any, Any]] | None = None
+        self._recent: OrderedDict[Constraint, Any] = OrderedDict()
+        self._lock = Lock()
 
     def compile(self, constraint: Constraint) -> Any:  # noqa: ANN401 - xgrammar has no types
         """The compiled grammar, or why there is none."""
+        with self._lock:
+            if constraint not in self._recent:
+                self._recent[constraint] = self._compile(constraint)
+            self._recent.move_to_end(constraint)
+            while len(self._recent) > KEPT:
+                self._recent.popitem(last=False)
+            return self._recent[constraint]
+
+    def _compile(self, constraint: Constraint) -> Any:  # noqa: ANN401 - xgrammar has no types
         try:
             if self._running is None:
                 self._start()

@@ -50,6 +50,11 @@ def test_a_grammar_is_compiled_once_and_lives_with_its_requests_or_while_it_is_r
     gc.collect()
     assert compiler.compile(used) is held and compiler.live[used] is held
     assert left not in compiler.live and len(compiler.live) == KEPT + 1
+    # Another engine of an equal tokenizer shares the cache.
+    assert (
+        GrammarCompiler(Tokenizer(CHECKPOINTS / "llama-mini"), 768).compile(Constraint("regex", "9"))
+        is compiler.live["regex", "9"]
+    )
 
 
 @pytest.mark.nightly
