@@ -88,9 +88,6 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "zoo train": Command("matrix.zoo.command:train", "Train models from their recipes."),
     "checkpoints": Command("", "List and check published checkpoints for the GPU tiers."),
     "checkpoints list": Command("matrix.zoo.published.command:list_pairs", "List targets and drafts."),
-    "checkpoints show": Command(
-        "matrix.zoo.published.command:show", "Print a checkpoint's source and expected figures."
-    ),
     "checkpoints check": Command("matrix.zoo.published.command:check", "Report what this machine lacks to run them."),
 }
 

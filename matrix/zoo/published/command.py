@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 
-from specmatrix.matrix.zoo.published.expected import ACCURACY, LENGTHS
+from specmatrix.matrix.zoo.published.expected import ACCURACY
 from specmatrix.matrix.zoo.published.models import MODELS, Published
 from specmatrix.matrix.zoo.published.pairs import PAIRS, ModelPair, pair_of
-from specmatrix.matrix.zoo.published.store import fetch, missing
+from specmatrix.matrix.zoo.published.store import missing
 from specmatrix.options import Json, Models
 from specmatrix.reports.render.console import print_answer, table_console
 
@@ -27,12 +28,6 @@ def list_pairs(json_: Json = False) -> int:
             for name, *values in rows[1:]
         ]
     return print_answer([_record(pair) for pair in PAIRS.values()], "\n".join(lines), json_)
-
-
-def show(name: Annotated[str, typer.Argument(metavar="NAME", help="a name of the list")], json_: Json = False) -> int:
-    """Print all details of a pair. ConfigError on an unknown name."""
-    pair = pair_of(name)
-    return print_answer(_record(pair), "\n".join(_lines(pair)), json_)
 
 
 def check(
@@ -56,34 +51,8 @@ def _row(pair: ModelPair) -> tuple[str, ...]:
     return pair.name, pair.tier, MODELS[pair.target].repo, f"{pair.algorithm}{draft}"
 
 
-def _lines(pair: ModelPair) -> list[str]:
-    lines = [f"{pair.name} (tier {pair.tier}): {pair.algorithm} on {MODELS[pair.target].repo}"]
-    for role, model in zip(("target", "draft"), pair.models.values(), strict=False):
-        lines += [f"  {role}: {model.repo} at {model.revision}", f"    {fetch(model)}"]
-        lines += [f"    not verified: {fact}" for fact in model.unverified]
-    lines += [f"  GSM8K, from a checkout of its repository: {pair.gsm8k}"]
-    lines += [f"  expected: {sentence}" for sentence in _expected(pair)]
-    return lines
-
-
-def _expected(pair: ModelPair) -> list[str]:
-    """What others measured, in sentences."""
-    accuracy, length = ACCURACY.get(pair.target), LENGTHS.get(pair.name)
-    found = ["accuracy: no figure is known that was measured as this command measures"]
-    if accuracy is not None:
-        low, high = accuracy.interval
-        found = [
-            f"accuracy {accuracy.share:.1%}, at 95 % {low:.1%} to {high:.1%} ({accuracy.questions:,} questions, the "
-            f"mean of both extractors; {accuracy.source})"
-        ]
-    if length is not None:
-        low, high = length.low, length.high
-        ends = f"{low:g}" if low == high else f"{low:g} to {high:g}"
-        found.append(f"{ends} tokens per round ({length.source}; with {length.but})")
-    return found
-
-
 def _record(pair: ModelPair) -> dict[str, Any]:
+    expected = ACCURACY.get(pair.target)
     return {
         "checkpoint": pair.name,
         "tier": pair.tier,
@@ -92,7 +61,7 @@ def _record(pair: ModelPair) -> dict[str, Any]:
         "draft": None if pair.draft is None else _model(MODELS[pair.draft]),
         "flags": dict(pair.flags),
         "gsm8k": pair.gsm8k,
-        "expected": _expected(pair),
+        "expected_accuracy": None if expected is None else msgspec.to_builtins(expected),
     }
 
 

@@ -1,4 +1,4 @@
-"""What others measured with the published checkpoints on GSM8K, and the intervals that follow from it."""
+"""What others measured with the published checkpoints on GSM8K."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Final
 import msgspec
 
 from specmatrix.matrix.zoo.published.models import TABLE
-from specmatrix.reports.stats import wilson
 
 # The probability of a share as low as measured, if the figure is true, below which it is a collapse. At 74 % and 1,319
 # questions that is a share 4.5 points lower; other examples move it by less.
@@ -21,23 +20,8 @@ class ExpectedAccuracy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     questions: int
     source: str
 
-    @property
-    def interval(self) -> tuple[float, float]:
-        """At 95 %."""
-        return wilson(round(self.share * self.questions), self.questions)
-
-
-class ExpectedLength(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tokens per round that somebody measured on GSM8K. but: what was different, so that no run is judged by it."""
-
-    low: float
-    high: float
-    source: str
-    but: str
-
 
 ACCURACY: Final = msgspec.convert(TABLE["accuracy"], dict[str, ExpectedAccuracy])
-LENGTHS: Final = msgspec.convert(TABLE["lengths"], dict[str, ExpectedLength])
 
 
 def collapsed(target: str, right: float, questions: int) -> str:

@@ -94,7 +94,7 @@ WRONG = {
     "zoo train llama": "zoo model 'llama' is unknown; it must be one of llama-mini, ",
     "zoo train --minutes 0": "--minutes: ",
     "zoo train --device abacus": "device 'abacus' is not available; it must be one of cpu",
-    "checkpoints show qwen": "checkpoint 'qwen' is unknown; it must be one of ",
+    "checkpoints check qwen": "checkpoint 'qwen' is unknown; it must be one of ",
     "accuracy --data /no/data": "cannot read /no/data: No such file or directory",
     f"accuracy --data {TEST} --task mmlu": "task 'mmlu' is unknown; it must be one of gsm8k",
     f"accuracy --data {TEST} --num-fewshot 6": "num_fewshot must be 0 to 5, got 6",

@@ -16,7 +16,7 @@ from specmatrix.matrix.accuracy.paired_run import Asking
 from specmatrix.matrix.accuracy.task import EXTRACTORS, Sample
 from specmatrix.matrix.accuracy.verdict import pair as paired
 from specmatrix.matrix.accuracy.weights import command, in_process, main_weights
-from specmatrix.matrix.zoo.published.expected import ACCURACY, LENGTHS, collapsed
+from specmatrix.matrix.zoo.published.expected import ACCURACY, collapsed
 from specmatrix.matrix.zoo.published.pairs import PAIRS, ModelPair
 from specmatrix.reports.compare.compare import compare
 from specmatrix.reports.store import load
@@ -164,12 +164,10 @@ def test_a_process_that_hangs_is_ended(monkeypatch):
 
 def test_a_collapse_of_both_sides_is_seen_where_a_figure_is_known():
     """TensorRT-LLM has 74.2 % for Llama: 3.7 standard errors lower is too low."""
-    known = ACCURACY["llama-3.1-8b-instruct"]
-    assert known.interval == pytest.approx((0.7177, 0.7649), abs=5e-4)
     assert collapsed("llama-3.1-8b-instruct", 0.70 * 1319, 1319) == collapsed("gigachat3-10b", 0, 1319) == ""
     said = collapsed("llama-3.1-8b-instruct", 0.69 * 1319, 1319)
     assert said.startswith("plain decoding answers 910.11 of 1,319 questions correctly (69.0%), where NVIDIA/TensorRT")
-    assert {*LENGTHS} <= {*PAIRS} and {*ACCURACY} <= {pair.target for pair in PAIRS.values()}
+    assert {*ACCURACY} <= {pair.target for pair in PAIRS.values()}
 
 
 def test_the_options_reach_the_process(asking):

@@ -61,7 +61,6 @@ def test_the_reports_on_locks_fit_a_terminal(terminal, monkeypatch, capsys):
         "faults --list",
         "explain eagle3.s3.k4.n8.v2.mixed_lengths",
         "checkpoints list",
-        "checkpoints show llama-3.1-8b.eagle3",
         "subjects",
         "subjects show openai",
     ],
