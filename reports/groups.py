@@ -16,21 +16,20 @@ from specmatrix.reports.wording import count, failure, shorten
 MAX_FACTORED: Final = 4
 # Candidates that a sentence names.
 MAX_NAMED: Final = 3
-# Names of requests and numbers, which differ between equal failures.
-_VARYING: Final = re.compile(r"\b[qwd]\d+(?:\.\w+)*\b|\d[\d.,]*|'[^']*'")
+# Names of requests, numbers and a request's logit rules, which differ between equal failures.
+_VARYING: Final = re.compile(r"\b[qwd]\d+(?:\.\w+)*\b|\d[\d.,]*|'[^']*'| under [\w, ]+")
 
 Conditions = tuple[str, ...]
 NO_CAUSES: Final[Mapping[str, Cause]] = MappingProxyType({})
 
 
 class RedGroup(NamedTuple):
-    """Red cells with an equal failure: the same first red gate or error, with the same message up to names and numbers.
+    """Red cells with an equal failure: the same first red gate or error, with the same message up to what varies.
 
     factors: the shortest conjunctions of axis values that all of them and none of the `passing` cells have; any of them
     may be the cause. beside: how many more cells ran, only to tell the candidates apart.
     """
 
-    failure: str
     cells: tuple[CellResult, ...]
     factors: tuple[Conditions, ...]
     passing: int = 0
@@ -61,11 +60,11 @@ def red_groups(
         found.setdefault(kind_of(cell), []).append(cell)
     passing = [effective(cell.axes, cell.start.resolved) for cell in green]
     groups: list[RedGroup] = []
-    for kind, cells in sorted(found.items(), key=lambda item: -len(item[1])):
+    for cells in sorted(found.values(), key=len, reverse=True):
         factored = len(groups) < MAX_FACTORED
         failing = [effective(cell.axes, cell.start.resolved) for cell in cells]
         known = causes.get(cells[0].id) or Cause(exact_factors(failing, passing) if factored else ())
-        groups.append(RedGroup(kind, tuple(cells), known.factors, len(green) + known.passing, known.ran))
+        groups.append(RedGroup(tuple(cells), known.factors, len(green) + known.passing, known.ran))
     return tuple(groups)
 
 
@@ -85,10 +84,10 @@ def meets(condition: str, values: Mapping[str, str]) -> bool:
 
 
 def kind_of(cell: CellResult) -> str:
-    """The key of equal failures: the first red gate and its message without names and numbers, or the error."""
+    """The key of equal failures: the first red gate and its message without what varies, or the error."""
     gate = next((gate for gate in cell.gates if gate.state != "PASS"), None)
     text = f"{gate.name} {gate.state} {gate.message}" if gate and not cell.error else cell.error or cell.state
-    return _VARYING.sub("#", text)
+    return _VARYING.sub("", text)
 
 
 def failure_name(cell: CellResult) -> str:

@@ -117,7 +117,7 @@ def test_candidates_that_no_cell_tells_apart_end():
 def test_a_cell_of_which_the_candidates_say_the_same_is_not_run():
     found = list(MarkedRuns(lambda cell: cell.page_size != "1")([Cell.from_id("eagle3.s3.v2.p16.mixed_lengths")]))
     factors = (("page_size=16", "batch=mixed_lengths"), ("page_size > 4", "batch=mixed_lengths"))
-    group = RedGroup("x", tuple(found), factors)
+    group = RedGroup(tuple(found), factors)
     cells = variants(group, {found[0].id})
     assert [(cell.page_size, cell.batch) for cell in cells] == [("64", "mixed_lengths")]
 
@@ -125,14 +125,14 @@ def test_a_cell_of_which_the_candidates_say_the_same_is_not_run():
 def test_only_cells_of_the_tier_are_tried():
     one, two = MarkedRuns(lambda cell: True)(map(Cell.from_id, ("none.mixed_lengths", "none.tp2.mixed_lengths")))
     factors = (("numerics=float32",), ("batch=mixed_lengths",))
-    tried = variants(RedGroup("x", (one,), factors), ())
+    tried = variants(RedGroup((one,), factors), ())
     assert [(cell.numerics, cell.batch) for cell in tried] == [("float32", "single")]
-    assert {cell.ranks for cell in variants(RedGroup("x", (two,), factors), (), 2)} == {2}
+    assert {cell.ranks for cell in variants(RedGroup((two,), factors), (), 2)} == {2}
 
 
 def test_another_value_that_meets_the_candidate_too_tells_nothing():
     [cell] = MarkedRuns(lambda cell: True)([Cell.from_id("none.p16")])
-    group = RedGroup("x", (cell,), (("page_size > 4",),))
+    group = RedGroup((cell,), (("page_size > 4",),))
     assert [one.id for one in variants(group, {"none"})] == ["none.p4"]
     assert variants(group, {"none", "none.p4"}) == []
 

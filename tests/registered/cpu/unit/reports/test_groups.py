@@ -50,8 +50,8 @@ def red(make_cell, name: str, values: str, message: str):
 
 def reds(make_cell) -> list:
     return [
-        red(make_cell, "a", "eagle3 4 mixed_lengths", "3 of 5 requests differ, first q6 at token 2: 79 instead of 340"),
-        red(make_cell, "b", "eagle3 4 pair", "1 of 2 requests differ, first q12.again at token 40: 1 instead of 2"),
+        red(make_cell, "a", "eagle3 4 mixed_lengths", "3 of 5 requests differ, first q6 at token 2: 79 not 340"),
+        red(make_cell, "b", "eagle3 4 pair", "1 of 2 requests differ, first q12.x at token 40: 1 not 2 under top_p"),
         red(make_cell, "c", "none 1 mixed_lengths", "a log-probability differs by 0.02 nats"),
     ]
 

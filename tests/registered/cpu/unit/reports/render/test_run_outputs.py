@@ -359,7 +359,7 @@ def test_a_row_describes_changes_of_few_cells_in_words(run_of, make_cell, rewrit
     red = make_cell("r", state="FAIL", gates=(schema.GateResult("lossless", "FAIL", {}, None, "3 tokens differ"),))
     page = run_page(run_of([red, rewritten("n6", expect="rewritten"), make_cell("g")]))
     assert '<td data-key="lossless: 3 tokens differ" class="noted">' in page
-    assert 'class="noted">rewritten num_draft_tokens: 6 -&gt; 4</td>' in page
+    assert 'class="noted"><div>rewritten num_draft_tokens: 6 -&gt; 4</div></td>' in page
     assert "tokens per round" not in page.partition('id="cells"')[2].partition("</thead>")[0]
     quiet = run_page(run_of([make_cell("g")]))
     assert 'class="noted"' not in quiet and ">notes</th>" not in quiet
