@@ -18,7 +18,6 @@ from specmatrix.benchmarks.peers import gpt_fast, transformers
 from specmatrix.benchmarks.shapes import SHAPES, write_eagle3, write_target
 from specmatrix.benchmarks.steady import PAIRS, Bench, free, targets_kept
 from specmatrix.benchmarks.timings import timings
-from specmatrix.benchmarks.trace import trace
 from specmatrix.benchmarks.verification import verification
 from specmatrix.errors import ConfigError
 
@@ -56,7 +55,6 @@ def metrics(folder: Path) -> Iterator[Metric]:
             yield from decoding(one, rate)
             yield from rounds(one)
             yield from verification(one, stated=one is large)
-            yield from trace(one)
             yield from timings(one, GOALS[one.name][2], trees=one is small)
             if one is large:
                 yield from transformers(one, small)

@@ -199,7 +199,7 @@ class LLM:
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params is {shown(params)}; allowed: SamplingParams")
-        params.validate(self.vocab_size, self.tokenizer.eos_ids)
+        grammar = self.compiled(params)
         if params.n > 1:
             raise RequestError(f"n is {params.n}; allowed: 1 for a single request or a session's turn; use generate")
         tokens = self.tokenizer.prompt_ids(prompt, self.vocab_size)
@@ -207,7 +207,6 @@ class LLM:
             most = "-1 in a session" if session is not None else f"at most the prompt's length, {len(tokens)}"
             raise RequestError(f"logprob_start_len is {params.logprob_start_len}; allowed: {most}")
         seed = self.resolved.random_seed if params.seed is None else params.seed
-        grammar = None if params.constraint is None else self.grammars.compile(params.constraint)
         scheduler = self.loop.scheduler
         if session is None:
             request = Request(rid, tokens, params, seed, grammar=grammar)
@@ -223,6 +222,14 @@ class LLM:
             scheduler.counters.hit("session.refused")
             raise
         return request, turn
+
+    def compiled(self, params: SamplingParams) -> object:
+        """The compiled grammar of the parameters, None without one. RequestError on invalid parameters.
+
+        May be called from any thread. While the result is held, adding a request with this grammar takes no time.
+        """
+        params.validate(self.vocab_size, self.tokenizer.eos_ids)
+        return None if params.constraint is None else self.grammars.compile(params.constraint)
 
     def _queue(self, request: Request, turn: Turn | None) -> int:
         if turn is not None:

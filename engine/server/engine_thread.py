@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -30,6 +30,7 @@ log = logging.getLogger("specmatrix.server")
 IDLE_SECONDS: Final = 1.0
 # Each open session keeps its tokens, so their number is limited.
 MAX_SESSIONS: Final = 1024
+_COMPILER: Final = ThreadPoolExecutor(1, "grammar")
 Result = TypeVar("Result")
 
 
@@ -58,6 +59,7 @@ class Submission:
     session: SessionTurn | None = None
     streams: bool = False
     drops: bool = False
+    grammar: object = None  # keeps the compiled grammar of `params` alive
 
 
 @dataclass(eq=False, slots=True)
@@ -203,6 +205,9 @@ class EngineThread:
         """
         self.check_room(len(asked))
         asked = await asyncio.to_thread(self._tokenized, asked)
+        if (found := len({one.params.constraint for one in asked} - {None})) > limits.GRAMMARS:
+            raise RequestError(f"the request has {found} grammars; allowed: at most {limits.GRAMMARS}")
+        asked = [await self._with_grammar(one) for one in asked]
         self.check_room(len(asked))
         names = [one.name or uuid4().hex for one in asked]
         taken = next((name for i, name in enumerate(names) if name in self._names or name in names[:i]), None)
@@ -218,6 +223,15 @@ class EngineThread:
         except asyncio.CancelledError:
             waiting.add_done_callback(self._abandon)
             raise
+
+    async def _with_grammar(self, asked: Submission) -> Submission:
+        """Compile the request's grammar, if any, in a thread of its own: a slow one delays new grammars only."""
+        params, llm = asked.params, self._llm
+        if params.constraint is None:
+            return asked
+        if (found := llm.grammars.live.get(params.constraint)) is None:
+            found = await asyncio.get_running_loop().run_in_executor(_COMPILER, llm.compiled, params)
+        return replace(asked, grammar=found)
 
     def _abandon(self, added: asyncio.Future[list[Ticket]]) -> None:
         if added.exception() is None:

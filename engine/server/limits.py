@@ -34,6 +34,7 @@ BIASES: Final = 4096
 BAD_WORDS: Final = 256
 BAD_WORD_TOKENS: Final = 32
 ALLOWED_TOKENS: Final = 2**18
+GRAMMARS: Final = 16
 LOGPROB_CELLS: Final = 2**19  # positions times (1 + alternatives)
 NAME_CHARACTERS: Final = 1000
 MESSAGES: Final = 4096

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from msgspec import Meta, Raw
 
 from specmatrix.engine.server import limits
 from specmatrix.engine.server.json_body import JsonBody, absent
 from specmatrix.engine.server.sampling import Common, Prompts
+from specmatrix.errors import RequestError
 
 # Members for features that this engine lacks; only empty values are accepted.
 COMPLETION_ABSENT: Final = ("suffix",)
@@ -26,6 +28,36 @@ class StreamOptions(JsonBody):
     include_obfuscation: bool = False
 
 
+class JsonSchemaFormat(JsonBody):
+    """OpenAI's named schema; `strict` changes nothing, as every answer is exact."""
+
+    schema: dict[str, Any] | bool
+    name: str = ""
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(JsonBody):
+    """OpenAI's response format, and SGLang's with a structural tag."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"] = "text"
+    json_schema: JsonSchemaFormat | None = None
+    format: dict[str, Any] | None = None
+
+    def grammar(self) -> dict[str, str]:
+        """The grammar as a member of SamplingParams. RequestError unless exactly what the type needs is given."""
+        due = {"json_schema": "json_schema", "structural_tag": "format"}.get(self.type)
+        given = [name for name in ("json_schema", "format") if getattr(self, name) is not None]
+        if given != [due] * (due is not None):
+            found, allowed = " and ".join(given) or "no other member", due or "no other member"
+            raise RequestError(f"response_format of type {self.type!r} has {found}; allowed: {allowed}")
+        if self.json_schema is not None:
+            return {"json_schema": msgspec.json.encode(self.json_schema.schema).decode()}
+        if self.format is not None:
+            return {"structural_tag": msgspec.json.encode({"type": self.type, "format": self.format}).decode()}
+        return {"json_schema": '{"type":"object"}'} if self.type == "json_object" else {}
+
+
 class OpenAICommon(Common, kw_only=True):
     """Members shared by both bodies, with extensions of SGLang and vLLM."""
 
@@ -38,6 +70,7 @@ class OpenAICommon(Common, kw_only=True):
     return_spec_tokens_details: bool = False
     user: str | None = None
     safety_identifier: str | None = None
+    response_format: ResponseFormat | None = None
 
 
 class CompletionBody(OpenAICommon, kw_only=True):
@@ -72,12 +105,6 @@ class ChatMessage(JsonBody):
         return {"role": self.role, "content": text} | ({} if self.name is None else {"name": self.name})
 
 
-class ResponseFormat(JsonBody):
-    """The response format; only text, because this engine has no grammars."""
-
-    type: Literal["text"] = "text"
-
-
 class ChatBody(OpenAICommon, kw_only=True):
     """The body of /v1/chat/completions."""
 
@@ -86,7 +113,6 @@ class ChatBody(OpenAICommon, kw_only=True):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Scores | None = None
-    response_format: ResponseFormat | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=limits.METADATA)] | None = None

@@ -69,6 +69,7 @@ class Answering:
             logprobs=self.scored is not None,
             top_logprobs=self.scored or 0,
             first_scored=0 if self.echo and self.scored is not None else -1,
+            grammar={} if body.response_format is None else body.response_format.grammar(),
         )
         each = params.completions(engine.resolved.random_seed)
         names = [body.rid if body.rid is None or body.n == 1 else f"{body.rid}-{place}" for place in range(body.n)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 from msgspec import Meta, Raw
 
 from specmatrix.engine.api import Prompt
+from specmatrix.engine.core.schedule.grammar import KINDS, MAX_CHARACTERS
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.server import limits
 from specmatrix.engine.server.json_body import JsonBody, absent
@@ -20,6 +22,7 @@ StopTokens = Annotated[list[TokenId], Meta(max_length=limits.STOPS)]
 Bias = Annotated[dict[TokenId, float], Meta(max_length=limits.BIASES)]
 BadWord = Annotated[list[TokenId], Meta(max_length=limits.BAD_WORD_TOKENS)]
 BadWords = Annotated[list[BadWord], Meta(max_length=limits.BAD_WORDS)]
+Grammar = Annotated[str, Meta(min_length=1, max_length=MAX_CHARACTERS)]
 AllowedTokens = Annotated[list[TokenId], Meta(max_length=limits.ALLOWED_TOKENS)]
 Completions = Annotated[int, Meta(ge=1, le=limits.COMPLETIONS)]
 # A list of numbers is one prompt; `prompts_of` refuses a mixture.
@@ -48,10 +51,15 @@ class Common(JsonBody):
     bad_words_ids: BadWords | None = None
     allowed_token_ids: AllowedTokens | None = None
     n: Completions = 1
+    json_schema: Grammar | None = None
+    regex: Grammar | None = None
+    ebnf: Grammar | None = None
+    structural_tag: Grammar | None = None
+    reasoning_end_ids: BadWord | None = None
 
 
 # Members for features that this engine lacks; only empty values are accepted.
-NATIVE_ABSENT: Final = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params")
+NATIVE_ABSENT: Final = ("stop_regex", "custom_params")
 
 
 class NativeSampling(Common):
@@ -62,10 +70,6 @@ class NativeSampling(Common):
     sampling_seed: int | None = None
     spaces_between_special_tokens: bool = True
     stream_interval: int | None = None
-    json_schema: Raw = absent()
-    regex: Raw = absent()
-    ebnf: Raw = absent()
-    structural_tag: Raw = absent()
     stop_regex: Raw = absent()
     custom_params: Raw = absent()
 
@@ -73,7 +77,7 @@ class NativeSampling(Common):
 # Members that are passed to the engine unchanged.
 SAME: Final = (
     *("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("ignore_eos", "no_stop_trim", "n"),
+    *("ignore_eos", "no_stop_trim", "n", *KINDS),
 )
 
 
@@ -108,12 +112,15 @@ def engine_params(
     logprobs: bool = False,
     top_logprobs: int = 0,
     first_scored: int = -1,
+    grammar: Mapping[str, str] = MappingProxyType({}),
 ) -> SamplingParams:
-    """Convert to the engine's parameters, which the engine validates."""
+    """Convert to the engine's parameters, which the engine validates. grammar: given in another member, by its kind."""
     stop = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
     same: dict[str, Any] = {name: getattr(asked, name) for name in SAME}
+    if twice := next((kind for kind in KINDS if grammar and same[kind] is not None), None):
+        raise RequestError(f"{twice} and response_format are given; allowed: one of them")
     return SamplingParams(
-        **same,
+        **(same | dict(grammar)),
         max_new_tokens=max_new_tokens,
         seed=seed,
         stop=stop,
@@ -125,4 +132,5 @@ def engine_params(
         bad_words_ids=tuple(tuple(word) for word in asked.bad_words_ids or ()),
         allowed_token_ids=None if asked.allowed_token_ids is None else tuple(asked.allowed_token_ids),
         logprob_start_len=first_scored,
+        reasoning_end_ids=tuple(asked.reasoning_end_ids or ()),
     )

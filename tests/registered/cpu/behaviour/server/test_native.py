@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import json
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 
+from specmatrix.engine.core.schedule.grammar import Constraint
 from specmatrix.engine.core.schedule.request import SamplingParams
 from tests.support.served import QUESTION, RunningServer
 
@@ -249,3 +252,21 @@ def test_a_body_that_is_no_json_and_an_abort_of_nothing_are_refused(server: Runn
     assert response.status_code == 400 and response.json()["error"]["message"].startswith("the body is not JSON: ")
     nothing = server.post("/abort_request")
     assert nothing.json() == {"error": {"message": "rid and abort_all: one of them must be given"}}
+
+
+def test_a_grammar_that_compiles_delays_no_other_request(server: RunningServer, monkeypatch: pytest.MonkeyPatch):
+    begun, may_end, compile_ = Event(), Event(), server.llm.grammars.compile
+
+    def slow(constraint: Constraint) -> object:
+        begun.set()
+        assert may_end.wait(20)
+        return compile_(constraint)
+
+    monkeypatch.setattr(server.llm.grammars, "compile", slow)
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(server.generate, text=QUESTION, sampling_params={"regex": "late", "temperature": 0})
+        assert begun.wait(20)
+        free = server.generate(text=QUESTION, sampling_params={"max_new_tokens": 4})
+        assert free["meta_info"]["completion_tokens"] == 4
+        may_end.set()
+        assert late.result()["text"] == "late"

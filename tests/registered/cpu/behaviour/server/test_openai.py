@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
@@ -141,3 +143,67 @@ def test_a_template_that_cannot_be_read(tmp_path: Path):
     (tmp_path / "chat_template.jinja").write_text("{{ messages", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"the chat template of .* cannot be read"):
         ChatTemplate(tmp_path)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"apples": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["apples"],
+    "additionalProperties": False,
+}
+FORMATS = {
+    "json_schema": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}},
+    "json_object": {"type": "json_object"},
+    "structural_tag": {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": SCHEMA}},
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_response_format_is_kept(chat: OpenAI, kind: str):
+    messages = [{"role": "user", "content": CHAT}]
+    blanks = {"bad_words_ids": [[199], [200], [222]]}  # JSON allows any number of tabs, newlines and spaces
+    found = chat.chat.completions.create(
+        model=MODEL, messages=messages, temperature=0, max_tokens=60, response_format=FORMATS[kind], extra_body=blanks
+    )
+    text, finish = found.choices[0].message.content, found.choices[0].finish_reason
+    assert text.startswith("{")
+    if kind != "json_object":
+        jsonschema.validate(json.loads(text), SCHEMA)
+        assert finish == "stop"
+
+
+@pytest.mark.parametrize(
+    ("response_format", "extra", "why"),
+    [
+        ({"type": "json_schema"}, {}, "of type 'json_schema' has no other member; allowed: json_schema"),
+        ({"type": "text", "format": {}}, {}, "response_format of type 'text' has format; allowed: no other member"),
+        ({"type": "json_object"}, {"json_schema": "{}"}, "json_schema and response_format are given; allowed: one of"),
+        ({"type": "xml"}, {}, "response_format.type is 'xml'; allowed: "),
+        (None, {"regex": "["}, "regex is '['; allowed: a grammar that xgrammar compiles (Regex parsing error at "),
+        (None, {"regex": "a", "ebnf": 'root ::= "a"'}, "regex and ebnf are given; allowed: one of json_schema, regex"),
+        (None, {"regex": ""}, "regex is ''; allowed: "),
+        (None, {"reasoning_end_ids": [5]}, "reasoning_end_ids is (5,) without a grammar; allowed: with one of "),
+    ],
+)
+def test_a_wrong_format_is_refused_with_the_members_that_are_due(client, response_format, extra, why):
+    extra = extra if response_format is None else {**extra, "response_format": response_format}
+    with pytest.raises(BadRequestError) as refused:
+        client.completions.create(model=MODEL, prompt=QUESTION, extra_body=extra)
+    assert why in refused.value.message
+
+
+def test_grammars_of_sglang_hold_for_each_completion_and_streams(client: OpenAI):
+    stream = client.completions.create(
+        model=MODEL, prompt=QUESTION, stream=True, n=2, seed=4, extra_body={"regex": r" [0-9]{2} apples\."}
+    )
+    texts = {0: "", 1: ""}
+    for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert all(re.fullmatch(r" [0-9]{2} apples\.", text) for text in texts.values())
+
+
+def test_a_request_of_too_many_grammars_is_refused(server: RunningServer):
+    params = [{"regex": f"a{number}"} for number in range(17)]
+    answer = server.post("/generate", text=[QUESTION] * 17, sampling_params=params)
+    assert answer.status_code == 400 and "the request has 17 grammars; allowed: at most 16" in answer.text
