@@ -127,7 +127,13 @@ def forced(
 
 
 def first_difference(
-    together: Mapping[tuple[int, int], Drafted], alone: Mapping[tuple[int, int], Drafted]
+    together: Mapping[tuple[int, int], Drafted], alone: Mapping[tuple[int, int], Drafted], chains: bool
 ) -> tuple[int, int] | None:
-    """Request and KV length of the first round whose drafts depend on the batch; None if none do."""
-    return next((at for at in sorted(alone) if together.get(at, alone[at]) != alone[at]), None)
+    """Request and KV length of the first round whose drafts depend on the batch; None if none do. chains: that may
+    differ in length."""
+    for at in sorted(together.keys() & alone.keys()):
+        mine, other = together[at], alone[at]
+        length = min(map(len, (mine.tokens, other.tokens))) if chains else None
+        if mine.tokens[:length] != other.tokens[:length] or mine.parents[:length] != other.parents[:length]:
+            return at
+    return None

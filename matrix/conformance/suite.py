@@ -54,8 +54,14 @@ STARTS: Final[dict[str, dict[str, object]]] = {
 }
 # Long answers of requests together and then alone, whose rounds accept chosen numbers of drafts. Without cached
 # prompts, which a drafter that carries its text does not see.
-FORCED: Final = "every accepted count"
-FORCED_START: Final = {"spec_version": "auto", "max_total_tokens": 4096, "disable_radix_cache": True}
+FORCED: Final[dict[str, dict[str, object]]] = {
+    f"every accepted count, {timing}": {
+        "spec_version": timing,
+        "max_total_tokens": 4096,
+        "disable_radix_cache": True,
+    }
+    for timing in ("v1", "v2")
+}
 FORCED_PARAMS: Final = (
     SamplingParams(max_new_tokens=160, ignore_eos=True),
     SamplingParams(max_new_tokens=160, ignore_eos=True, temperature=0.9, seed=3),
@@ -96,9 +102,9 @@ def run_suite(traits: Traits, asked: Mapping[str, Any], locate: Locate) -> Itera
             yield _result(
                 f"{shape}, {name}", traits, EngineConfig.from_flags({**start, **sizes, **shared}), locate, plain
             )
-        if traits.drafts:
-            config = EngineConfig.from_flags({**FORCED_START, **sizes, **shared})
-            yield _forced_result(f"{shape}, {FORCED}", traits, config, locate, long)
+        for name, start in FORCED.items() if traits.drafts else ():
+            config = EngineConfig.from_flags({**start, **sizes, **shared})
+            yield _forced_result(f"{shape}, {name}", traits, config, locate, long)
 
 
 def shapes(traits: Traits, asked: Mapping[str, object]) -> dict[str, dict[str, object]]:
@@ -175,9 +181,10 @@ def _forced_result(
 def _dependent(
     traits: Traits, llm: LLM, drafter: ForcedCounts, together: Mapping[tuple[int, int], Drafted]
 ) -> Iterator[str]:
-    """A message if a request is drafted for differently in a batch, where its rounds are its own."""
+    """A message if a request is drafted for differently in a batch, where its rounds are its own; adaptive chains as
+    far as both are deep."""
     adapts = bool(llm.resolved.adaptive_slots)
-    if traits.rounds == "own" and not adapts and (at := first_difference(together, drafter.drafted)) is not None:
+    if (traits.rounds == "own" or adapts) and (at := first_difference(together, drafter.drafted, adapts)) is not None:
         yield (
             f"request {at[0] + 1} at position {at[1]}: the drafts are {list(together[at].tokens[1:])} beside requests "
             f"that accepted other numbers of drafts, alone {list(drafter.drafted[at].tokens[1:])}"

@@ -13,7 +13,7 @@ from specmatrix.engine.core.draft.algorithms import ALGORITHMS, known_algorithms
 from specmatrix.engine.plugin import forget_algorithm
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.conformance.child import results
-from specmatrix.matrix.conformance.forced_counts import forced, longest_path
+from specmatrix.matrix.conformance.forced_counts import Drafted, first_difference, forced, longest_path
 from specmatrix.matrix.conformance.suite import FORCED, STARTS
 
 EXAMPLE = HOME / "examples" / "copy_the_prompt.py"
@@ -46,7 +46,7 @@ def changed(folder: Path, old: str, new: str) -> str:
 
 def test_the_example_keeps_the_contract():
     found = [*results(str(EXAMPLE), {})]
-    assert [each["start"] for each in found] == [f"chain, {start}" for start in (*STARTS, FORCED)]
+    assert [each["start"] for each in found] == [f"chain, {start}" for start in (*STARTS, *FORCED)]
     assert all(each["tokens_per_round"] > 1.1 and each["violations"] == () for each in found)
 
 
@@ -60,7 +60,7 @@ def test_a_violation_is_reported(tmp_path, old, new, violation):
 def test_a_violation_is_reported_for_every_start(tmp_path):
     old, new, violation = BROKEN["traits"]
     found = [*results(changed(tmp_path, old, new), {})]
-    assert [each["start"] for each in found] == [f"chain, {start}" for start in (*STARTS, FORCED)]
+    assert [each["start"] for each in found] == [f"chain, {start}" for start in (*STARTS, *FORCED)]
     assert all(violation in each["violations"] for each in found)
 
 
@@ -87,9 +87,16 @@ def test_every_number_of_accepted_drafts_is_forced_in_batches_whose_rows_differ(
         assert text.count(old) == 1
         file = str(tmp_path / f"mine{number}.py")
         Path(file).write_text(text.replace(old, new))
-    *others, last = results(file, {})
-    assert [each["violations"] for each in others] == [()] * len(STARTS) and last["start"] == f"chain, {FORCED}"
-    assert len(last["violations"]) == 1 and violation in last["violations"][0]
+    found = {each["start"].removeprefix("chain, "): each["violations"] for each in results(file, {})}
+    assert {name for name, violations in found.items() if violations} == {*FORCED}
+    assert all(len(found[name]) == 1 and violation in found[name][0] for name in FORCED)
+
+
+def test_adaptive_chains_are_compared_as_far_as_both_are_deep():
+    short, long, other = Drafted((9, 1), (-1, 0)), Drafted((9, 1, 2), (-1, 0, 1)), Drafted((9, 3, 2), (-1, 0, 1))
+    assert first_difference({(0, 4): short}, {(0, 4): long, (1, 4): other}, True) is None
+    assert first_difference({(0, 4): short}, {(0, 4): long}, False) == (0, 4)
+    assert first_difference({(0, 4): short}, {(0, 4): other}, True) == (0, 4)
 
 
 @pytest.mark.parametrize(
