@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, zip_longest
 from typing import Any, Final, NamedTuple
 
-from specmatrix.engine.core.draft.algorithms import Traits
+from specmatrix.engine.core.draft.algorithms import Traits, algorithm
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.pairing import first_difference
 from specmatrix.matrix.gates.round_alignment import (
+    changed_repeats,
     due_tokens,
     first_reach_mismatch,
     first_round_mismatch,
@@ -48,9 +49,10 @@ THRESHOLDS: Final = {
 LATE: Final = 128
 LATE_STRIDE: Final = 3
 LATE_ROUNDS: Final = 12
-# Prompts of more tokens than any question has; the longer, the fewer of their rounds are compared, as one at 4,096
-# tokens takes 100 times as long as in an answer.
+# Prompts of more tokens than any question has. At 4,096 tokens every other round is compared, as one takes 100 times as
+# long as in an answer.
 FAR: Final = 300
+VERY_FAR: Final = 2048
 # Maximum rounds compared per cell over sampled and ruled requests; one takes 10 ms.
 DRAWN_ROUNDS: Final = 32
 
@@ -143,6 +145,9 @@ class AcceptanceGate:
         alone = not _in_oracle(prepared.cell) and not has_session_baseline(prepared.cell)
         outcome = Outcome(self.name, State.PASS) if alone else self._to_the_stored_end(prepared.cell, run)
         more = outcome.state is State.PASS and self.exact and run.resolved["dtype"] == "float32"
+        if more and _repeats(prepared.cell):
+            outcome = self._by_repeats(run, outcome)
+            more = outcome.state is State.PASS
         more = more and prepared.cell.own_traits is None  # the zoo has no drafts for it
         return self._by_naive_drafts(prepared.cell, run, outcome, alone) if more else outcome
 
@@ -216,11 +221,26 @@ class AcceptanceGate:
             text = f"{text}; first {first.request} in verify round {place + 1}"
         return Outcome(self.name, State.FAIL, numbers, interval, text, first.blame())
 
+    def _by_repeats(self, run: Run, outcome: Outcome) -> Outcome:
+        """Compare the rounds of every request with those of the first one with its text that the engine ever served."""
+        rounds, changed = changed_repeats(run.served)
+        outcome = replace(outcome, numbers={**outcome.numbers, "repeated_rounds": rounds})
+        if not changed:
+            return outcome
+        one, place, first = changed[0]
+        text = (
+            f"verify round {place + 1} of {one.name} has {count(one.rounds[place], 'token')}, that of an earlier "
+            f"request with the same text so far, {first.name} (id {first.id}), {first.rounds[place]}; "
+            f"{count(len(changed), 'request')} of {len(run.served)} differ"
+        )
+        blame = Blame(one.name, first_token(one.rounds, place))
+        return replace(outcome, state=State.FAIL, message=text, blame=blame)
+
     def _by_naive_drafts(self, cell: Cell, run: Run, outcome: Outcome, alone: bool) -> Outcome:
         """Compare rounds outside the oracle's texts: some of each sampled or ruled request, and the last ones of greedy
         requests that fill the context, because a draft may fail at late positions only. alone: the cell has no other
         rounds to judge, so zero compared rounds are NOT MEASURED."""
-        algorithm = "nextn.single" if cell.adapts and cell.algorithm == "nextn" else cell.algorithm
+        drafter = "nextn.single" if cell.adapts and cell.algorithm == "nextn" else cell.algorithm
         rounds, reach, left = 0, 0, dict[str, int]()
         for answer, among in _beyond_the_oracle(cell, run):
             shapes, caps = [combination(cell, run.resolved)[1:]] * len(answer.accept_lengths), _caps(run, answer)
@@ -228,7 +248,7 @@ class AcceptanceGate:
                 shapes = [(width - 1, 1, width) for width in answer.round_widths]
             found = self.naive(
                 cell.target,
-                algorithm,
+                drafter,
                 shapes,
                 answer.prompt_ids,
                 answer.output_ids,
@@ -334,11 +354,17 @@ def _beyond_the_oracle(cell: Cell, run: Run) -> Iterator[tuple[Answer, Container
         yield answer, firsts.union(range(-passed % stride, len(answer.accept_lengths), stride))
         passed += len(answer.accept_lengths)
     for answer in far:
-        yield answer, range(0, len(answer.accept_lengths), len(answer.prompt_ids) // FAR)
+        yield answer, range(0, len(answer.accept_lengths), 1 + len(answer.prompt_ids) // VERY_FAR)
     for answer in [one for _, one in kept if cell.context == "short" and one not in drawn]:
         starts = accumulate(answer.accept_lengths[:-1], initial=len(answer.prompt_ids))
         late = [index for index, start in enumerate(starts) if start >= LATE]
         yield answer, {*late[::LATE_STRIDE], *late[-LATE_ROUNDS:]}
+
+
+def _repeats(cell: Cell) -> bool:
+    """Whether what a round accepts follows from the request's text alone."""
+    traits = cell.own_traits or algorithm(cell.algorithm)
+    return traits.rounds == "own" and not cell.adapts and (cell.acceptance, cell.verify) == ("match", "whole")
 
 
 def _is_drawn(cell: Cell) -> bool:

@@ -100,4 +100,5 @@ def served(answered: Iterable[tuple[RequestSpec, Answer]]) -> Iterator[Served]:
             if request.abort_after == 0 and not answer.output_ids and not answer.cached_tokens:
                 continue
         tokens = (*answer.prompt_ids, *answer.output_ids)
-        yield Served(answer.name, rid, account, tokens, len(answer.prompt_ids), answer.retractions)
+        rounds = tuple(answer.accept_lengths)
+        yield Served(answer.name, rid, account, tokens, len(answer.prompt_ids), answer.retractions, rounds)

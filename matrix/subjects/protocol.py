@@ -112,7 +112,8 @@ class Trace:
 class Served:
     """One request that an engine has served.
 
-    account: its ledger account in the journal. tokens: prompt and output; prompt: number of prompt tokens.
+    account: its ledger account in the journal. tokens: prompt and output; prompt: number of prompt tokens. rounds:
+    tokens of each of its verify rounds.
     """
 
     name: str
@@ -121,6 +122,7 @@ class Served:
     tokens: tuple[int, ...]
     prompt: int
     retractions: int
+    rounds: tuple[int, ...] = ()
 
 
 class SentRequest(NamedTuple):

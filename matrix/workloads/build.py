@@ -64,6 +64,7 @@ TAIL_LIMIT: Final = 11
 # The zoo's models have 4,096 positions, and no text may end at the last one where the context is the model's.
 FAR: Final = (384, 1024, 4095)
 FAR_LIMIT: Final = 24
+LATE_REPEATS: Final = 8
 LONGEST_CHUNK: Final = 32
 MAX_RETURNING_PAGE: Final = 16  # a prompt has several such pages
 ABORT_AFTER: Final = 5
@@ -125,6 +126,10 @@ def _requests(cell: Cell, seed: int, draws: int) -> Sequence[RequestSpec]:
         requests = [*_tails(cell, seed), *requests, *_draws(cell, seed, draws)]
         before = tuple(request.name for request in requests)
         requests += [*_far(cell, seed, before), *_alternating(cell, seed, before), *_returning(cell, seed, before)]
+        if (cell.batch, cell.slots) == ("gsm", "4"):  # hundreds of rounds after their first run
+            before = tuple(request.name for request in requests)
+            again = requests[:LATE_REPEATS]
+            requests += [replace(one, name=f"{one.name}.again", after=before, answer=None) for one in again]
     return with_chat_rules(requests) if cell.sampling == "mixed" else requests
 
 

@@ -20,7 +20,7 @@ from specmatrix.engine.spec.autoregressive import AutoregressiveDrafter
 from specmatrix.engine.spec.drafter import chain
 from specmatrix.errors import ConfigError, KernelError
 from specmatrix.matrix.conformance.child import with_models
-from specmatrix.matrix.conformance.suite import PARAMS, PROMPTS, STARTS, run_suite
+from specmatrix.matrix.conformance.suite import FORCED, PARAMS, PROMPTS, STARTS, run_suite
 from tests.support.misbehaving_drafter import (
     BATCH_LIES,
     READERS,
@@ -73,7 +73,7 @@ def test_a_built_in_algorithm_keeps_the_contract(zoo, traits):
     results = list(run_suite(traits, with_models(traits, {}), zoo))
     assert [each for each in results if each.violations] == []
     kinds = 1 + (traits.topology is Topology.TREE) + traits.adaptive
-    assert len({each.start for each in results}) == kinds * (len(STARTS) + traits.drafts)
+    assert len({each.start for each in results}) == kinds * (len(STARTS) + traits.drafts * len(FORCED))
     assert all((each.tokens_per_round > 1) == traits.drafts for each in results)
     assert all((each.retracted > 0) == ("memory for two" in each.start) for each in results)
 

@@ -32,8 +32,8 @@ def _is_own(cell, request):
 
 
 def returning(cell, requests):
-    """The prompts after a burst in tight memory that follow one another."""
-    alone = (cell.memory, cell.batch, cell.session) == ("tight", "burst", "none")
+    """The prompts after a burst in tight memory that follow one another, and those that return after an exam."""
+    alone = cell.session == "none" and (cell.batch == "gsm" or (cell.memory, cell.batch) == ("tight", "burst"))
     return [one for one in requests if alone and one.after]
 
 
@@ -76,6 +76,15 @@ def test_after_a_burst_in_tight_memory_a_prompt_returns_before_a_text_that_needs
     assert cell.memory_tokens - cached - kept < longest([last])[0] <= cell.memory_tokens - build.OVERRUN
     other = {"prefix_cache": "off"}, {"page_size": "64"}, {"abort": "queued"}, {"memory": "ample"}, {"batch": "pair"}
     assert not any(returning(here, build.workload(here, seed)) for here in (cell._replace(**one) for one in other))
+
+
+def test_the_first_questions_of_an_exam_over_few_rows_return_last():
+    cell = Cell.from_id("eagle3.m4.gsm.temperature")
+    *found, last = build.workload(cell, 0)
+    asked = {one.name: one for one in found}
+    assert last.name == "q7.again" and len(returning(cell, [*found, last])) == build.LATE_REPEATS + 1
+    assert last == replace(asked["q7"], name=last.name, after=tuple(asked)[: -build.LATE_REPEATS + 1], answer=None)
+    assert not any(one.name.endswith("again") for one in build.workload(cell._replace(slots="auto"), 0))
 
 
 @pytest.mark.parametrize("start", ["none.v2.p256.tight", "none.qwen3.nocache.p256.c32.tight", "none.p64.tight"])
