@@ -12,7 +12,6 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.ledger import AuditError, Move, audit
-from specmatrix.matrix.oracles.prefix import misread_pages, span_of
 from specmatrix.matrix.subjects.protocol import Capability, Memory, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.reports.schema import REFERENCE
@@ -25,9 +24,9 @@ THRESHOLDS: Final = {
 
 @dataclass
 class LedgerGate:
-    """Audits the journal against the ledger's laws, counts pages once the engine is idle, compares each cached page's
-    tokens with its readers' and `cached_tokens` with the first admission, checks the stamps of the KV slots, and that
-    nothing writes to a cached page.
+    """Audits the journal against the ledger's laws, counts pages once the engine is idle, compares `cached_tokens` with
+    the first admission, checks the stamps of the KV slots, and that nothing writes to a cached page. Which pages are
+    reused follows from their texts, as `schedule` predicts.
 
     The journal starts with the engine, so a violation by an earlier cell of the same start also fails here.
     """
@@ -54,9 +53,6 @@ class LedgerGate:
             fault, blame = _audited(run, memory)
         if not fault and prepared.subject == REFERENCE:
             fault = _replayed(run, memory)
-        if not fault:
-            size, span = run.resolved["page_size"], span_of(prepared.cell, run.resolved)
-            numbers["shared"], fault = misread_pages(run.journal, size, run.served, span)
         if not fault and wrong > self.thresholds["wrong_stamps"]:
             fault = f"{wrong} of {checked} checked KV slots held the stamp of another request or position"
         numbers |= {name: run.readback.get(f"pages_{name}", 0) for name in ("watched", "overwritten")}

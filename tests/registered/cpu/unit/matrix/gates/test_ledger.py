@@ -15,9 +15,8 @@ def test_a_sound_run_passes(measured):
     prepared, run, baseline = measured(CELL)
     outcome = GATE.judge(prepared, run, baseline)
     assert outcome.state is State.PASS and outcome.numbers["stamps"] == run.evidence["stamp.checked"] > 0
-    shared = sum(len(pages[0]) for operation, _, _, pages in run.journal if operation == "open" and pages)
-    found = {name: outcome.numbers[name] for name in ("pages", "verbs", "shared", "leaked", "wrong_stamps")}
-    known = {"pages": run.memory.pages, "verbs": len(run.journal), "shared": shared}
+    found = {name: outcome.numbers[name] for name in ("pages", "verbs", "leaked", "wrong_stamps")}
+    known = {"pages": run.memory.pages, "verbs": len(run.journal)}
     assert found == {**known, "leaked": 0, "wrong_stamps": 0}
 
 
