@@ -19,7 +19,7 @@ oracle: oracle_tokens tied_at ties wrong |
 identities: faults rounds |
 config: fields rewrites |
 effective: differences keys required unseen workers |
-ledger: leaked overwritten pages shared stamps verbs watched wrong_stamps |
+ledger: leaked overwritten pages stamps verbs watched wrong_stamps |
 schedule: computed dropped evicted forwards needless overlapped peak_pages read retracted reused steps |
 leaks: counts left sent |
 session: apart attempts inherited restored resumed rolled_back sessions wrong |
@@ -31,7 +31,7 @@ precision: beyond far_draws routed sampled_rms score_rms scored tied_at tied_sha
   |
 finish: faults requests | abort length stop
 acceptance: length rounds | emitted left mixed naive_reach naive_rounds per_position prompts questions ratio reference
-  retracted
+  repeated_rounds retracted
 rejection: due_per_position left p per_position rounds ties |
 distribution: bins detectable draws joint_p logprob_gap outside p serial_p statistic variation |
 accuracy: accuracy accuracy_flexible baseline baseline_flexible card_test_share lost lost_flexible n outcomes won
