@@ -247,7 +247,7 @@ def _guard(resolved: Resolved, drafter: Drafter, target: CausalLM, steps: DraftS
     registered = is_registered(resolved.algorithm)
     if not (resolved.strict_memory or registered):
         return None
-    return Guard(drafter, target.vocab_size, steps.stop, built_in=not registered)
+    return Guard(drafter, target.vocab_size, steps.stop, not registered, resolved.speculative_acceptance != "match")
 
 
 def _steps(resolved: Resolved, drafter: Drafter, counters: Counters) -> DraftSteps:

@@ -35,13 +35,6 @@ def masses(arguments: Arguments, wanted: Sequence[Tensor]) -> Bound:
     return EPS32 * (16 + 4 * wanted[0].double().clamp(min=1e-30).log().abs()) * wanted[0].double()
 
 
-def log_residual(arguments: Arguments, wanted: Sequence[Tensor]) -> Bound:
-    """2 eps32 of each of the two logarithms, and of their quotient's error, which grows as q nears p."""
-    p, q = (argument.double() for argument in arguments)
-    x = torch.where(p > q, q / p, 0.0)
-    return torch.where(p > q, 2 * EPS32 * (p.log().abs() + torch.log1p(-x).abs() + x / (1 - x)), 0.0)
-
-
 def attention(arguments: Arguments, wanted: Sequence[Tensor], by_row: bool = False) -> Bound:
     """Relative to the attention-weighted magnitudes of the values: 2 eps, as weights and results are rounded to the
     values' dtype, plus 4 eps32 sqrt(T) times the largest score, a float32.

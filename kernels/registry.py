@@ -21,7 +21,7 @@ from specmatrix.kernels.gated_delta import gated_delta
 from specmatrix.kernels.gather_rows import gather, scatter
 from specmatrix.kernels.matmul import matmul
 from specmatrix.kernels.paged_attention import paged_attention, plan_reads
-from specmatrix.kernels.reject_drafts import log_residual, reject_drafts
+from specmatrix.kernels.reject_drafts import reject_drafts
 from specmatrix.kernels.rms_norm import rms_norm
 from specmatrix.kernels.rotary import rotary
 from specmatrix.kernels.sample import draw, probabilities, uniform
@@ -186,13 +186,6 @@ KERNELS: Final = (
         why="exponentials of float32 quotients, normalised",
     ),
     _kernel(reject_drafts, fast=reject_drafts, why="token ids"),
-    _kernel(
-        log_residual,
-        cases="RESIDUAL_CASES",
-        fast=log_residual,
-        bound=error_bounds.log_residual,
-        why="a quotient and two logarithms in float32",
-    ),
 )
 
 CPU_KERNELS: Final = (

@@ -79,12 +79,6 @@ class Tokenizer:
             raise RequestError(f"prompt token {shown(outside[0])} is outside the vocabulary; {allowed}")
         return ids
 
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Ids of tokens that produce no text."""
-        added = self.backend_tokenizer.get_added_tokens_decoder()
-        return frozenset(token for token, kind in added.items() if kind.special)
-
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`; special tokens produce no text."""
         with _failing("decode the tokens"):

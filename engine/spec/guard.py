@@ -56,11 +56,12 @@ class Guard:
     """Validates what a drafter returns. error: why it is disabled, None if it is not.
 
     vocab_size: the target's. quarantined: called once, when the drafter goes into quarantine. built_in: the drafter
-    gets the engine's own tensors, and its exceptions are engine bugs, which always propagate.
+    gets the engine's own tensors, and its exceptions are engine bugs, which always propagate. chains: no
+    tree is valid.
     """
 
     def __init__(
-        self, drafter: Drafter, vocab_size: int, quarantined: Callable[[], None], built_in: bool = False
+        self, drafter: Drafter, vocab_size: int, quarantined: Callable[[], None], built_in: bool, chains: bool = False
     ) -> None:
         self.error: str | None = None
         self.drafter = drafter
@@ -68,7 +69,7 @@ class Guard:
         self._carries = drafter.carries
         self._vocab_size = vocab_size
         self.on_quarantine = quarantined
-        self._built_in = built_in
+        self._built_in, self._chains = built_in, chains
         self._inference = torch.inference_mode()
         self._codes: Tensor | None = None
         self._batch: StepBatch | None = None
@@ -103,7 +104,7 @@ class Guard:
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
         own = relay if self._batch is None or self._batch.relay is None else self._batch.relay
-        tree = self._call("propose", lambda tree: _shaped_tree(tree, batch, self._vocab_size), own)
+        tree = self._call("propose", lambda tree: _shaped_tree(tree, batch, self._vocab_size, self._chains), own)
         if tree is None:
             return chain(torch.nn.functional.pad(batch.root, (0, batch.width - 1)))
         return self._checked_tree(DraftTree(*(self._lent(p) if isinstance(p, Tensor) else p for p in tree)), batch)
@@ -226,7 +227,7 @@ def _copied_relay(relay: Relay) -> Relay:
     return own
 
 
-def _shaped_tree(tree: object, batch: StepBatch, vocab_size: int) -> DraftTree:
+def _shaped_tree(tree: object, batch: StepBatch, vocab_size: int, chains: bool) -> DraftTree:
     """Checks a proposal's shapes and dtypes against the round."""
     if not isinstance(tree, DraftTree):
         raise InvalidOutputError(f"proposed a {type(tree).__name__}, not a DraftTree")
@@ -234,6 +235,8 @@ def _shaped_tree(tree: object, batch: StepBatch, vocab_size: int) -> DraftTree:
     for field, tensor in zip(DraftTree._fields[:3], tree[:3], strict=True):
         _check_tensor(f"proposed {field}", tensor, shape, torch.int64, batch.rows.device)
     if tree.ancestors is not None:
+        if chains:
+            raise InvalidOutputError("proposed a tree, for which only speculative_acceptance match is defined")
         _check_tensor("proposed ancestors", tree.ancestors, (*shape, batch.width), torch.bool, batch.rows.device)
     if tree.q is not None:
         _check_tensor("proposed q", tree.q, (shape[0], shape[1] - 1, vocab_size), torch.float32, batch.rows.device)

@@ -8,7 +8,7 @@ draw is the argmax.
 
 Under `reject` and `block`, a chain's drafts are drawn from a distribution q and accepted with total probability
 sum(min(p, q)), where `match` has sum(p * q). The output has the target's distribution, but not plain decoding's tokens.
-Greedy batches are matched, and trees, for which these rules are not defined.
+Greedy batches are matched.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ def verify(
 
     logits [B, N, V]; start [B] KV length before the round; rows: None if all rows of the batch are greedy.
     ranks: rank 0's tokens apply on every rank, because near ties may differ between devices (sglang#22458, #31071).
-    The token after node n has absolute position start + depth(n) + 1. rule: match, reject or block.
+    The token after node n has absolute position start + depth(n) + 1. rule: match, reject or block, the
+    last two for chains only.
     """
-    if rule != "match" and rows is not None and tree.depth and tree.ancestors is None:
+    if rule != "match" and rows is not None and tree.depth:
         return _by_rejection(logits, tree, start, rows, ranks, rule == "block")
     emit = ranks.agreed(pick(logits, None if rows is None else start[:, None] + tree.depths + 1, rows))
     if not tree.depth:

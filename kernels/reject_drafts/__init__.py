@@ -7,7 +7,7 @@ from torch import Tensor
 from specmatrix.kernels import preconditions
 from specmatrix.kernels.reject_drafts import eager
 
-__all__ = ["log_residual", "reject_drafts"]
+__all__ = ["reject_drafts"]
 
 
 def reject_drafts(
@@ -34,8 +34,3 @@ def reject_drafts(
     if p.shape[:2] != (batch, steps + 1):
         raise preconditions.shape_error("reject_drafts", "p", p, (batch, steps + 1, "V"))
     return eager.reject_drafts(p, q, drafts, coins, last, block)
-
-
-def log_residual(p: Tensor, q: Tensor) -> Tensor:
-    """log(max(p - q, 0)) of float32 masses -> float32; the lowest finite float where p <= q."""
-    return eager.log_residual(p, q)

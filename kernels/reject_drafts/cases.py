@@ -1,4 +1,4 @@
-"""Cases of reject_drafts: (p, q, drafts, coins, last, block), and of log_residual: (p, q)."""
+"""Cases of reject_drafts: (p, q, drafts, coins, last, block)."""
 
 from __future__ import annotations
 
@@ -58,13 +58,6 @@ def _edges(block: bool) -> tuple[Case, ...]:
     )
 
 
-def _residuals(g: Generator) -> Arguments:
-    """Masses at ratios down to a q whose 1 - q / p would round to 1."""
-    p, q = torch.rand(3, 40, generator=g), torch.rand(3, 40, generator=g) * torch.logspace(-12, 0, 40)
-    p[2] = 1.0
-    return p, q
-
-
 CASES = (
     *(_chains(0, 2, 5, block) for block in (False, True)),
     *(
@@ -75,9 +68,4 @@ CASES = (
     *(_chains(30, 3, 5, block, near=1.0) for block in (False, True)),
     *_edges(False),
     *_edges(True),
-)
-RESIDUAL_CASES = (
-    Case("nothing", lambda g: (torch.rand(0, 3, generator=g), torch.rand(0, 3, generator=g))),
-    Case("any ratio", _residuals),
-    Case("a point mass", lambda g: (torch.eye(1, 3), torch.tensor([[1e-9, 0.0, 1.0]]))),
 )

@@ -29,13 +29,9 @@ def reject_drafts(
     return torch.where(here, torch.nn.functional.pad(drafts, (0, 1)), after), accepted + 1
 
 
-def log_residual(p: Tensor, q: Tensor) -> Tensor:
-    found = p.log() + torch.log1p(-q / p)
-    return torch.where(p > q, found, torch.finfo(torch.float32).min)
-
-
 def _residual(p: Tensor, q: Tensor) -> Tensor:
-    return log_residual(p.float(), q).exp()
+    # One rounding; exp(log(p) + log1p(-q / p)), which Gumbel noise needs, is off by a third for a q next to p.
+    return (p.float() - q).clamp(min=0.0)
 
 
 def _held(ratio: Tensor) -> Tensor:

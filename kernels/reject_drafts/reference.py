@@ -1,4 +1,4 @@
-"""References of reject_drafts and log_residual: one request at a time, in exact fractions."""
+"""Reference of reject_drafts: one request at a time, in exact fractions."""
 
 from __future__ import annotations
 
@@ -59,18 +59,6 @@ def rest(p: Sequence[Row], q: Sequence[Row], drafts: Sequence[int], accepted: in
     h = _held(p, q, drafts)[accepted] if block else 1
     left = [max(h * x - y, Fraction(0)) for x, y in zip(p[accepted], q[accepted], strict=True)]
     return left if any(left) else p[accepted]
-
-
-def log_residual(p: Tensor, q: Tensor) -> Tensor:
-    """One pair at a time, in exact fractions."""
-    found = [_log(Fraction(x) - Fraction(y)) for x, y in zip(p.flatten().tolist(), q.flatten().tolist(), strict=True)]
-    return torch.tensor(found, dtype=torch.float32).view(p.shape)
-
-
-def _log(x: Fraction) -> float:
-    if x <= 0:
-        return torch.finfo(torch.float32).min
-    return math.log1p(float(x - 1)) if x > Fraction(1, 2) else math.log(float(x))
 
 
 def _ratio(p: Row, q: Row, draft: int) -> Fraction:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING
 from typing import Final
 
-from specmatrix.engine.core.config.asked import KINDS, UNASKED, field_of
+from specmatrix.engine.core.config.asked import KINDS, UNASKED, field_of, respelled, spellings_of
 from specmatrix.errors import ConfigError
 
 # What each flag is for, in one line.
@@ -83,7 +83,8 @@ def flags_of(words: list[str]) -> tuple[list[str], dict[str, str]]:
             others.append(word)
             continue
         field = field_of(name)
-        switch = KINDS[field] is bool
+        spellings = spellings_of(name)
+        switch = KINDS[field] is bool or TRUTHS[0] in spellings
         if not equals and switch:
             value = rest.pop(0) if rest and rest[0] in TRUTHS else "true"
         elif not equals:
@@ -92,7 +93,7 @@ def flags_of(words: list[str]) -> tuple[list[str], dict[str, str]]:
             value = rest.pop(0)
         if field in flags:
             raise ConfigError(f"{name} is given twice; give it once")
-        flags[field] = value
+        flags[field] = respelled(name, value, spellings) if spellings else value
     return others, flags
 
 

@@ -35,8 +35,9 @@ class ChancesGate:
     accepts: Callable[[Cell], AcceptanceRule] = Profile(frozenset()).rule_of
 
     def applies(self, cell: Cell) -> bool:
-        """Cells with sampled draws and a drafter of the zoo, under a rule that keeps the target's law."""
-        drafts = cell.algorithm not in ("none", "ngram") and cell.own_traits is None
+        """Cells with sampled draws without logit rules and a drafter of the zoo, under a rule that keeps the target's
+        law."""
+        drafts = cell.algorithm not in ("none", "ngram") and cell.own_traits is None and cell.sampling != "rules"
         return drafts and draws_apply(cell) and self.accepts(cell).rule != "lossy"
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
@@ -44,7 +45,7 @@ class ChancesGate:
         import torch
 
         cell, places, compared, rule = prepared.cell, Places(), 0, self.accepts(prepared.cell)
-        drawn = {one.name: one for one in run.requests if one.name.startswith("d") and not one.ruled}
+        drawn = {one.name: one for one in run.requests if one.name.startswith("d")}
         answers = [answer for answer in run.answers if answer.name in drawn and not answer.retractions]
         # Of some engines the first round emits the token that of others the prefill does.
         first = int(any(sum(answer.accept_lengths) < len(answer.output_ids) for answer in answers))

@@ -11,7 +11,6 @@ from specmatrix.matrix.gates.acceptance import first_token, sure_of
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.drawn_rounds import DrawnRound, Text, drawn_round
-from specmatrix.matrix.oracles.naive_rounds import Sure
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
@@ -20,6 +19,7 @@ THRESHOLDS: Final = {
     "edge": Threshold(
         1e-5, "a random number this near to another outcome, in probability, may give it: float32 rounds by up to 1e-6"
     ),
+    "q": Threshold(3e-4, "q is off by at most 1.2e-5 in float32 and by 2e-3 or more where it is rounded to bf16"),
     "alpha": Threshold(1e-5, "over all positions of a draft, of the numbers of acceptances; see FALSE_ALARMS"),
     "min_rounds": Threshold(6, "two requests that accept nearly every draft have 12 rounds; fewer show no rejection"),
 }
@@ -31,7 +31,8 @@ Places: TypeAlias = list[list[tuple[float, bool]]]
 
 class Replayed(NamedTuple):
     """One round as it ran and as recomputed. at: index of its first output token. emitted: what the text's end left of
-    it; accepted: also those behind that end. wide: it verified other drafts than their confidence allows."""
+    it; accepted: also those behind that end. wide: it verified other drafts than their confidence allows. gap: the
+    largest difference of the engine's q at a draft; None if it shows none."""
 
     answer: Answer
     at: int
@@ -39,6 +40,7 @@ class Replayed(NamedTuple):
     emitted: tuple[int, ...]
     due: DrawnRound
     wide: bool = False
+    gap: float | None = None
 
     @property
     def differs(self) -> bool:
@@ -67,13 +69,20 @@ class RejectionGate:
         left = [one for one in off if one.due.margin >= self.thresholds["edge"]]
         places = _by_position(rounds)
         p, place = least_likely(places)
+        shown = [(one.gap, one) for one in rounds if one.gap is not None]
+        q, off_most = max(shown, key=lambda pair: pair[0], default=(0.0, None))
         numbers: dict[str, Number] = {
             "rounds": len(rounds),
             "left": len(left),
             "ties": len(off) - len(left),
             "p": p,
+            "q": q,
+            "q_rounds": len(shown),
             **by_position(places),
         }
+        if off_most is not None and q > self.thresholds["q"]:
+            text = f"q of a draft differs by up to {q:.2g} from the distribution that drew it"
+            return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(off_most.answer.name, off_most.at))
         if left:
             first = min(left, key=lambda one: one.at)
             got, due = ([*tokens] for tokens in (first.emitted, first.due.tokens))
@@ -81,8 +90,9 @@ class RejectionGate:
             text = f"{text} {first.answer.name} at token {first.at}: {got} instead of {due}"
             text = f"{text}, and other drafts verified than its confidence allows" if first.wide else text
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(first.answer.name, first.at))
-        if len(rounds) < self.thresholds["min_rounds"]:
-            text = f"{len(rounds)} rounds of sampled requests ran; the test needs {self.thresholds['min_rounds']:g}"
+        if len(rounds) < self.thresholds["min_rounds"] or (run.resolved["device"] == "cpu" and not shown):
+            least = f"{self.thresholds['min_rounds']:g}, and q of some"
+            text = f"{len(rounds)} rounds of sampled requests ran; the test needs {least}"
             return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
         if p < self.thresholds["alpha"]:
             return Outcome(self.name, State.FAIL, numbers, message=too_often(place, places[place]))
@@ -91,54 +101,55 @@ class RejectionGate:
 
 def _replayed(prepared: PreparedCell, run: Run, edge: float) -> Iterator[Replayed]:
     """Every so many rounds of the sampled requests, each recomputed."""
-    requests = {request.name: request for request in run.requests}
+    cell, requests = prepared.cell, {request.name: request for request in run.requests}
     drawn = [answer for answer in run.answers if answer.accept_lengths and requests[answer.name].temperature > 0]
     stride, passed = max(1, -(-sum(len(answer.accept_lengths) for answer in drawn) // ROUNDS)), 0
     for answer in drawn:
         request = requests[answer.name]
         seed = prepared.asked.random_seed if request.seed is None else request.seed
-        algorithm = "nextn.single" if prepared.cell.adapts and prepared.cell.algorithm == "nextn" else ""
-        text = Text(
-            prepared.cell.target,
-            algorithm or prepared.cell.algorithm,
-            request,
-            seed,
-            answer.prompt_ids,
-            answer.output_ids,
-        )
+        algorithm = "nextn.single" if cell.adapts and cell.algorithm == "nextn" else cell.algorithm
+        text = Text(cell.target, algorithm, request, seed, answer.prompt_ids, answer.output_ids)
         among = range(-passed % stride, len(answer.accept_lengths), stride)
-        nodes = 0 if prepared.cell.adapts else int(run.resolved["num_draft_tokens"])
-        yield from _of_answer(text, answer, among, prepared, edge, (nodes, sure_of(run, answer)))
+        yield from _of_answer(text, answer, among, prepared, edge, run)
         passed += len(answer.accept_lengths)
 
 
 def _of_answer(
-    text: Text, answer: Answer, among: range, prepared: PreparedCell, edge: float, drafted: tuple[int, Sure | None]
+    text: Text, answer: Answer, among: range, prepared: PreparedCell, edge: float, run: Run
 ) -> Iterator[Replayed]:
-    """The rounds of one answer. A retraction's prefill emits a token between two rounds, which ones is not known.
-    drafted: nodes of each draft, 0 if as many as are verified, and what was verified of them."""
+    """The rounds of one answer. A retraction's prefill emits a token between two rounds, which ones is not known."""
     import torch
 
-    prefills = 0
+    prefills, sure = 0, sure_of(run, answer)
+    drafted = 0 if prepared.cell.adapts else int(run.resolved["num_draft_tokens"])  # 0: as many as are verified
     with torch.inference_mode():
         for index in among:
             length, width = answer.accept_lengths[index], answer.round_widths[index]
-            nodes, sure = drafted[0] or width, drafted[1]
+            nodes = drafted or width
             draft = text.draft((nodes - 1, 1, nodes))
             wide = 0 if sure is None else min(sure.rooms[index], sure.most) - 1
             for more in range(prefills, answer.retractions + 1):
                 at = first_token(answer.accept_lengths, index) + more
                 emitted = answer.output_ids[at : at + length]
                 known = len(answer.prompt_ids) + at - 1
-                block, plain = prepared.cell.acceptance == "block", not drafted[0] and width == 1
+                block, plain = prepared.cell.acceptance == "block", not drafted and width == 1
                 due = drawn_round(text, draft, known, width - 1, block, wide, plain)
                 other = sure is not None and sure.differs(index, due.shares, more)
-                one = Replayed(answer, at, length - 1, emitted, due, other)
+                gap = None if due.margin < edge else _gap(run, (text.seed, known), due.drawn)
+                one = Replayed(answer, at, length - 1, emitted, due, other, gap)
                 if not one.differs or due.margin < edge:
                     prefills = more
                     break
             if emitted:
                 yield one
+
+
+def _gap(run: Run, key: tuple[int, int], due: Sequence[tuple[int, float]]) -> float | None:
+    """The largest difference of the engine's q at a round's drafts; of the nearest, if several rounds have its key."""
+    rounds = () if run.work is None or not due else run.work.drawn.get(key, ())
+    pairs = [list(zip(one, due, strict=False)) for one in rounds]
+    same = [one for one in pairs if all(mine[0] == theirs[0] for mine, theirs in one)]
+    return min((max(abs(mine[1] - theirs[1]) for mine, theirs in one) for one in same), default=None)
 
 
 def _by_position(rounds: Sequence[Replayed]) -> Places:

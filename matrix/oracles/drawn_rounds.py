@@ -40,12 +40,13 @@ class DrawnRound(NamedTuple):
     """One round. tokens: the accepted drafts and the token behind them. margin: how near a random number comes to
     another outcome, in probability. chances: of each draft, that it is accepted with all before it: under the token
     rule the sum of min(p, q) if those before it are, up to the first that is not; under the block rule h. shares: the
-    draft's probability of its best token, of each draft."""
+    draft's probability of its best token, of each draft. drawn: q of each verified draft, accepted or not."""
 
     tokens: tuple[int, ...]
     margin: float
     chances: tuple[float, ...]
     shares: tuple[float, ...] = ()
+    drawn: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,8 @@ def drawn_round(
     coin = random_number(text.seed, known + 1) if plain else text.coin(RESIDUAL, known, accepted + 1)
     last, near = _chosen(left, coin)
     margin = min(*margins, *(law.margin for law in laws), margin, near)
-    return DrawnRound((*path[:accepted], last), margin, tuple(chances), shares)
+    drawn = tuple((token, float(law[token])) for token, law in zip(path, q, strict=True))
+    return DrawnRound((*path[:accepted], last), margin, tuple(chances), shares, drawn)
 
 
 def chances_along(

@@ -160,11 +160,13 @@ class StepForwards(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkLog:
-    """The operations requested of an engine since its start, and the forwards that it ran, oldest first."""
+    """The operations requested of an engine since its start, and the forwards that it ran, oldest first. drawn: of each
+    round with drafts drawn from a distribution, by (seed, KV length before it), each draft with its probability."""
 
     moments: tuple[Moment, ...]
     sent: Mapping[int, SentRequest]
     forwards: tuple[StepForwards, ...]
+    drawn: Mapping[tuple[int, int], Sequence[tuple[tuple[int, float], ...]]] = field(default_factory=dict)
 
 
 class GraphRound(NamedTuple):

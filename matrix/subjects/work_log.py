@@ -3,6 +3,7 @@ journal."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 from weakref import WeakMethod, WeakSet
@@ -13,6 +14,7 @@ from specmatrix.engine.api import LLM
 from specmatrix.engine.core.memory.ledger import Entry
 from specmatrix.engine.core.schedule.request import Request
 from specmatrix.engine.core.schedule.step import StepPlan
+from specmatrix.engine.spec.drafter import DraftTree
 from specmatrix.matrix.subjects.protocol import Moment, SentRequest, StepForwards, WorkLog
 
 
@@ -27,6 +29,7 @@ class WorkRecorder:
         self._moments: list[Moment] = []
         self._sent: dict[int, SentRequest] = {}
         self._forwards: list[StepForwards] = []
+        self._drawn: dict[tuple[int, int], list[tuple[tuple[int, float], ...]]] = defaultdict(list)
         self._requests: WeakSet[Request] = WeakSet()
         self._executors: WeakSet[Any] = WeakSet()
         loop, sessions = cast(Any, llm.loop), cast(Any, llm.sessions)
@@ -82,7 +85,18 @@ class WorkRecorder:
             self._forwards[-1] = last._replace(logits=last.logits + hidden[..., 0].numel())
             return logits(hidden)
 
-        executor.launch, executor.plain.kv.begin = noted_launch, noted_begin
+        verify = executor.plain.verify
+
+        def noted_verify(logits: Tensor, tree: DraftTree, start: Tensor, rows: Any, *given: object) -> object:  # noqa: ANN401
+            if tree.q is not None and not logits.is_cuda:
+                drafts = tree.tokens[:, 1:]
+                chances = tree.q.gather(2, drafts[..., None])[..., 0].tolist()
+                keys = zip(rows.seed.tolist(), start.tolist(), strict=True)
+                for key, *pair in zip(keys, drafts.tolist(), chances, strict=True):
+                    self._drawn[key].append(tuple(zip(*pair, strict=True)))
+            return verify(logits, tree, start, rows, *given)
+
+        executor.launch, executor.plain.kv.begin, executor.plain.verify = noted_launch, noted_begin, noted_verify
         executor.target.logits = noted_logits
         self._count(executor.target, "forward", "target")
         for model in _models(executor.drafter):
@@ -102,7 +116,7 @@ class WorkRecorder:
 
     def log(self) -> WorkLog:
         """Everything since the engine's start."""
-        return WorkLog(tuple(self._moments), dict(self._sent), tuple(self._forwards))
+        return WorkLog(tuple(self._moments), dict(self._sent), tuple(self._forwards), self._drawn)
 
     @property
     def alive(self) -> int:

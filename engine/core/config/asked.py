@@ -32,7 +32,7 @@ ALIASES: Final = {
     "rejection_sample_method": "speculative_acceptance",
 }
 # SGLang's and vLLM's spellings of an acceptance rule, with the rule that each of their values means.
-RULES: Final[dict[str, dict[object, str]]] = {
+RULES: Final[dict[str, dict[str, str]]] = {
     "speculative_use_rejection_sampling": {"true": "reject", "1": "reject", "false": "match", "0": "match"},
     "rejection_sample_method": {"standard": "reject", "block": "block"},
 }
@@ -111,10 +111,10 @@ class EngineConfig:
         values: dict[str, Any] = {}
         for flag, value in flags.items():
             name = field_of(flag)
-            if (rules := RULES.get(flag.removeprefix("--").replace("-", "_"))) is not None:
-                value = rules.get(str(value).lower(), value)
             if name in values:
                 raise ConfigError(f"{name} is given twice; remove one")
+            if spellings := spellings_of(flag):
+                value = respelled(flag, str(value), spellings)
             values[name] = _parse(name, value) if isinstance(value, str) else value
         if "model_path" not in values:
             raise ConfigError("model_path is missing; set it to the path or zoo name of the target model")
@@ -143,6 +143,18 @@ def field_of(flag: str) -> str:
     if name not in KINDS:
         raise ConfigError(_unknown(flag, name))
     return name
+
+
+def spellings_of(flag: str) -> Mapping[str, str]:
+    """The values of another engine's flag, with the field's value that each means; {} for flags of this engine's."""
+    return RULES.get(flag.removeprefix("--").replace("-", "_"), {})
+
+
+def respelled(flag: str, value: str, spellings: Mapping[str, str]) -> str:
+    """The field's value for a flag's. ConfigError if the flag has no such value."""
+    if value.lower() not in spellings:
+        raise ConfigError(f"{_typed(flag)} must be one of {', '.join(spellings)}, got {shown(value)}")
+    return spellings[value.lower()]
 
 
 def _unknown(flag: str, name: str) -> str:

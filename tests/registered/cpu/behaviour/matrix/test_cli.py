@@ -15,6 +15,7 @@ import typer
 
 from specmatrix.cli import COMMANDS, command_line, main
 from specmatrix.engine.parallel.group import GroupLease
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cli.flags import FLAGS, flags_of
 from specmatrix.matrix.cli.generate import configuration
 from specmatrix.matrix.cover.selection import chosen_cells
@@ -241,6 +242,10 @@ def test_generate_takes_engine_flags_before_the_question(capsys: pytest.CaptureF
         ["-- no flag"],
         {"page_size": "4", "kv_stamps": "true", "model_path": "x"},
     )
+    for words in (["--speculative-use-rejection-sampling"], ["--rejection-sample-method", "standard"]):
+        assert flags_of([*words, "--model", "x"])[1] == {"speculative_acceptance": "reject", "model_path": "x"}
+    with pytest.raises(ConfigError, match="--rejection-sample-method must be one of standard, block, got 'reject'"):
+        flags_of(["--rejection-sample-method=reject"])
 
 
 def test_generate_counts_the_first_answer_of_a_drafter_that_remembers(capsys: pytest.CaptureFixture[str]):

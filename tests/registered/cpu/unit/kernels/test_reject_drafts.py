@@ -90,50 +90,6 @@ def expected_h(p, q, i: int) -> Fraction:
     return total
 
 
-@pytest.mark.parametrize("block", [False, True], ids=["token", "block"])
-def test_the_fast_form_draws_that_law(block):
-    """Chi-square over 60,000 chains of two drafts: three tokens of three, p and q by text."""
-    chisquare = pytest.importorskip("scipy.stats").chisquare
-    (p, q), batch, g = PAIRS["far"], 60_000, torch.Generator().manual_seed(7)
-    table = {text: (p(text), q(text)) for n in range(3) for text in product(TOKENS, repeat=n)}
-
-    def coins(width):
-        return torch.rand(batch, width, dtype=torch.float64, generator=g)
-
-    def rows(texts, which):
-        return torch.tensor([[float(x) for x in table[text][which]] for text in map(tuple, texts.tolist())])[:, None]
-
-    drafts = torch.zeros(batch, 0, dtype=torch.int64)
-    ps, qs = [], []
-    for _ in range(2):
-        ps.append(rows(drafts, 0))
-        qs.append(rows(drafts, 1))
-        drafts = torch.cat((drafts, choose(qs[-1], coins(1))), 1)
-    ps.append(rows(drafts, 0))
-    tokens, count = reject_drafts(torch.cat(ps, 1), torch.cat(qs, 1), drafts, coins(2), coins(3), block)
-    seen = [tuple(row[: min(n, 2)]) for row, n in zip(tokens.tolist(), count.tolist(), strict=True)]
-    first = torch.tensor([row[0] for row in seen]).bincount(minlength=3)
-    wanted = torch.tensor([float(x) for x in p(())]) * batch
-    kept = wanted > 0
-    assert chisquare(first[kept], wanted[kept]).pvalue > 1e-3
-    # The second token, where the round has one, beside p of the first: of both, exactly the accepted share.
-    law_of_two, reached = output_law(p, q, 2, block)
-    assert abs(float((count > 1).double().mean()) - float(reached[1])) < 0.01
-    assert abs(float((count > 2).double().mean()) - float(reached[2])) < 0.01
-    assert sum(law_of_two.values()) == 1
-
-
-def test_a_point_mass_everywhere_is_greedy_decoding():
-    p = torch.eye(4)[torch.tensor([[2, 1, 3], [0, 1, 3], [2, 0, 3]])]
-    drafts = torch.tensor([[2, 1]] * 3)
-    q = torch.eye(4)[drafts]
-    high = torch.full((3, 2), 1 - 2.0**-53, dtype=torch.float64)
-    for block in (False, True):
-        tokens, count = reject_drafts(p, q, drafts, high, torch.full((3, 3), 0.5).double(), block)
-        assert count.tolist() == [3, 1, 2]
-        assert [row[:n] for row, n in zip(tokens.tolist(), count.tolist(), strict=True)] == [[2, 1, 3], [0], [2, 0]]
-
-
 @pytest.mark.parametrize("name", ["p", "q", "coins", "last"])
 def test_another_shape_is_refused(name):
     g = torch.Generator().manual_seed(0)

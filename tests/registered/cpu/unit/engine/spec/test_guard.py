@@ -54,6 +54,7 @@ def guard_of(
     act: Callable[[], object] = lambda: None,
     vocab: int = VOCAB,
     built_in: bool = False,
+    chains: bool = False,
 ) -> Guard:
     """tree: what `propose` returns after it called `act`."""
 
@@ -68,7 +69,7 @@ def guard_of(
         propose=propose,
         absorb=lambda batch, verdict, aux: None,
     )
-    return Guard(drafter, vocab, lambda: None, built_in)
+    return Guard(drafter, vocab, lambda: None, built_in, chains)
 
 
 def asked(guard, batch) -> DraftTree:
@@ -165,6 +166,13 @@ def test_a_bad_row_of_a_chain_becomes_a_chain():
     tokens = torch.cat((batch.root, torch.tensor([[1, 2, 3], [4, -5, 6]])), 1)
     mended = asked(guard_of(chain(tokens)), batch)
     assert mended.tokens.tolist() == [[7, 1, 2, 3], [8, 0, 0, 0]] and mended.ancestors is None
+
+
+def test_a_tree_is_refused_where_only_chains_are_verified():
+    batch = batch_of(3, 5)
+    guard = guard_of(tree_of(batch), chains=True)
+    with pytest.warns(RuntimeWarning, match="proposed a tree, for which only speculative_acceptance match is defined"):
+        assert asked(guard, batch).ancestors is None
 
 
 def test_no_path_is_longer_than_the_trees_depth():

@@ -182,15 +182,6 @@ def test_drafts_without_a_distribution_are_point_masses(rule):
     assert emitted(verdict) != emitted(verify(logits, tree, start, rows, rule=rule))
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_a_tree_is_matched_under_every_rule(rule):
-    logits, _, start, rows = case_of(20)
-    parents = torch.tensor([[-1, 0, 0, 1]]).expand(20, -1)
-    tokens = torch.tensor([[0, 1, 2, 3]]).expand(20, -1)
-    tree = tree_of(tokens, parents, 2)
-    assert emitted(verify(logits, tree, start, rows, rule=rule)) == emitted(verify(logits, tree, start, rows))
-
-
 def test_the_streams_share_no_number_with_each_other_or_with_another_column_or_position():
     seed, start, columns = torch.tensor([5, 6]), torch.tensor([9, 9]), torch.arange(1, 6)
     drawn = [stream(which, seed, start + more, columns) for which in (NOISE, COINS, RESIDUAL) for more in range(4)]

@@ -53,6 +53,7 @@ def test_a_lossy_rule_and_what_draws_nothing_have_no_such_chances(measured):
     assert not gate("lossy").applies(prepared.cell)
     assert not any(gate("match").applies(prepared.cell._replace(**one)) for one in (
         {"algorithm": "ngram"}, {"algorithm": "none"}, {"sampling": "greedy"}, {"finish": "length"},
+        {"sampling": "rules", "batch": "single"},
     ))  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.rejection import RejectionGate
@@ -45,6 +46,21 @@ def test_another_seed_or_temperature_than_the_requests_is_seen(measured):
         assert found.judge(GATE, requests=requests).state is State.FAIL, change
 
 
+def test_another_q_than_drew_the_drafts_is_seen_whatever_the_tokens(measured):
+    found, right = measured(TOKEN), measured(TOKEN).judge(GATE).numbers
+    assert right["q"] < GATE.thresholds["q"] / 20 and right["q_rounds"] > right["rounds"] / 2
+
+    def judged(near):
+        drawn = {key: near([[(t, float(torch.tensor(q).bfloat16())) for t, q in one] for one in each])
+                 for key, each in found.run.work.drawn.items()}  # fmt: skip
+        return found.judge(GATE, replace(found.run, work=replace(found.run.work, drawn=drawn)))
+
+    rounded, gap = judged(list), judged(list).numbers["q"]
+    assert rounded.message == f"q of a draft differs by up to {gap:.2g} from the distribution that drew it"
+    assert rounded.state is State.FAIL and gap > 5 * GATE.thresholds["q"] and rounded.numbers["left"] == 0
+    assert judged(lambda each: []).state is State.NOT_MEASURED
+
+
 def test_a_draft_accepted_more_often_than_p_and_q_say_fails(measured):
     found, strict = measured(TOKEN), RejectionGate()
     strict.thresholds = {**strict.thresholds, "alpha": 1.1}
@@ -56,5 +72,5 @@ def test_few_rounds_are_not_measured(measured):
     found = measured(TOKEN)
     few = tuple(answer for answer in found.run.answers if answer.name.startswith("d"))[:2]
     outcome = found.judge(GATE, answers=few)
-    text = f"{outcome.numbers['rounds']} rounds of sampled requests ran; the test needs 6"
+    text = f"{outcome.numbers['rounds']} rounds of sampled requests ran; the test needs 6, and q of some"
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, text)

@@ -59,7 +59,7 @@ def test_an_acceptance_rule_is_spelled_as_by_sglang_or_vllm(flag, value, rule):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ({"model": "m", "rejection_sample_method": "synthetic"}, "speculative_acceptance must be one of match, reject"),
+        ({"model": "m", "rejection_sample_method": "fly"}, "--rejection-sample-method must be one of standard, "),
         ({"model": "m", "page_sise": 4}, "unknown flag '--page-sise'; did you mean --page-size?"),
         ({"model": "m", "bogus": True}, f"unknown flag '--bogus'; it must be one of {FLAGS}"),
         ({"page-size": "4", "page_size": "4"}, "page_size is given twice; remove one"),
