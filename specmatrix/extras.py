@@ -37,8 +37,13 @@ def missing_extra(error: ModuleNotFoundError) -> str | None:
 
 def require(package: str) -> None:
     """Raise ConfigError if `package` is not installed."""
-    if find_spec(package) is None:
-        raise ConfigError(_sentence(package))
+    if missing := lacking(package):
+        raise ConfigError(missing)
+
+
+def lacking(package: str) -> str:
+    """How to install `package`, "" if it is installed."""
+    return _sentence(package) if find_spec(package) is None else ""
 
 
 def _sentence(package: str) -> str:

@@ -20,6 +20,7 @@ from specmatrix.matrix.oracles.logit_rules import RuledToken, ruled_tokens
 from specmatrix.matrix.oracles.precision import followed
 from specmatrix.matrix.oracles.prompt_scores import prompt_gap, prompt_scores
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
+from specmatrix.matrix.workloads.predicted import RESOLVED_SHAPE, deepest_round
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.stored_oracle import Oracle, oracle_index, oracle_of, rewriting
@@ -278,8 +279,7 @@ def proves(cell: Cell, run: Run, answer: Answer) -> bool:
     if not answer.accept_lengths:
         accepted, drafted = run.evidence.get("spec.accepted", 0), run.evidence.get("spec.drafted", 0)
         return 0 < accepted < drafted
-    chain = int(run.resolved["topk"]) <= 1
-    deepest = int(run.resolved["num_draft_tokens" if chain else "num_steps"]) + (not chain)
+    deepest = deepest_round(*(int(run.resolved[name]) for name in RESOLVED_SHAPE))
     widths = answer.round_widths if cell.adapts else [deepest] * len(answer.accept_lengths)
     rejected = any(length < width for length, width in zip(answer.accept_lengths, widths, strict=False))
     return rejected and max(answer.accept_lengths) > 1

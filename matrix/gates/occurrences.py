@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
-from specmatrix.matrix.workloads.predicted import Prediction, deepest_round, predict, splits_stop
+from specmatrix.matrix.workloads.predicted import RESOLVED_SHAPE, Prediction, deepest_round, predict, splits_stop
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
 
@@ -107,7 +107,8 @@ def _seen(prepared: PreparedCell, run: Run) -> list[Seen]:
     if cell.own_traits is not None or cell.verify != "whole":
         return []
     answers = {answer.name: answer for answer in run.answers if not answer.retractions}
-    deepest = deepest_round(shape.num_steps, shape.topk, shape.num_draft_tokens)
+    widths = {name: int(run.resolved[name]) for name in RESOLVED_SHAPE}
+    shape, deepest = replace(shape, **widths), deepest_round(**widths)
     return [
         Seen(request, answers[request.name], predict(cell, shape, request), deepest)
         for request in run.requests

@@ -52,12 +52,12 @@ from specmatrix.matrix.subjects.protocol import (
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.translations import translated
 from specmatrix.matrix.workloads.build import workload
+from specmatrix.matrix.workloads.predicted import RESOLVED_SHAPE
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell, Workload, prepare
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.schema import RED_STATES, CellResult, FailingRequest, WaiverRule
 
 UNJUDGED: Final = "no gate that applies to the subject compares the cell's answers"
-SHAPE: Final = ("num_steps", "topk", "num_draft_tokens")
 # Maximum number of baseline engines kept in their own processes: one of vLLM's takes 1.6 GB.
 KEPT: Final = 2
 
@@ -339,7 +339,7 @@ def known_shape(prepared: PreparedCell) -> dict[str, Any]:
     """Resolved values that gates read and a foreign engine may not report: the draft's shape as resolved by the
     reference engine, and float32."""
     found = prepared.predicted
-    shape = {} if isinstance(found, ConfigError) else {name: getattr(found, name) for name in SHAPE}
+    shape = {} if isinstance(found, ConfigError) else {name: getattr(found, name) for name in RESOLVED_SHAPE}
     return {**shape, "dtype": "float32"}
 
 

@@ -17,6 +17,7 @@ from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.core.schedule.stop_rules import readable
 from specmatrix.errors import RequestError
+from specmatrix.extras import lacking
 from specmatrix.matrix.subjects.page_canary import PageCanary
 from specmatrix.matrix.subjects.progress import Progress
 from specmatrix.matrix.subjects.protocol import (
@@ -32,6 +33,7 @@ from specmatrix.matrix.subjects.protocol import (
     Served,
     Subject,
     Trace,
+    Unsupported,
     WorkLog,
 )
 from specmatrix.matrix.subjects.resource_log import ResourceRecorder, device_bytes
@@ -77,8 +79,11 @@ class ReferenceSubject(Subject):
     def version(self) -> str:
         return __version__
 
-    def translate(self, prepared: PreparedCell) -> EngineCommand:
-        """Every cell: the axes are this engine's own, and it takes the requests as they are."""
+    def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
+        """Every cell, as the axes are this engine's own and it takes the requests as they are; grammars need their
+        extra."""
+        if prepared.cell.grammar != "none" and (missing := lacking("xgrammar")):
+            return Unsupported(missing)
         return EngineCommand(asdict(prepared.configuration), {}, prepared.requests)
 
     def start(self, command: EngineCommand) -> RunningEngine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from specmatrix.engine.core.config.asked import Resolved
 from specmatrix.engine.core.config.resolve import resolve
@@ -14,6 +14,9 @@ from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.workloads.finish import Ending, ending, text_of
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.stored_oracle import oracle_index, oracle_of
+
+# A draft's shape, as a resolved configuration names it.
+RESOLVED_SHAPE: Final = ("num_steps", "topk", "num_draft_tokens")
 
 
 class Prediction(NamedTuple):

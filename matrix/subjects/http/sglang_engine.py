@@ -16,6 +16,7 @@ from specmatrix.matrix.subjects.http.connection import Connection, RefusedAsk, l
 from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, Endpoint
 from specmatrix.matrix.subjects.http.launch_flags import same
 from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, RunningEngine, SubjectRequest
+from specmatrix.matrix.workloads.predicted import RESOLVED_SHAPE
 from specmatrix.matrix.workloads.request import Continuation
 from specmatrix.matrix.zoo.registry import resolve_path
 
@@ -26,7 +27,7 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "spec_correct_drafts_histogram": ("spec_accept_histogram",),
     "total_retractions": ("num_retractions", "retraction_count"),
 }
-RESOLVED: Final = dict(zip(("num_steps", "topk", "num_draft_tokens"), SHAPE, strict=True))
+RESOLVED: Final = dict(zip(RESOLVED_SHAPE, SHAPE, strict=True))
 
 
 class SglangEngine(RunningEngine):

@@ -9,7 +9,8 @@ from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.errors import ConfigError, RequestError
 from specmatrix.matrix.cells.cell import ENGINE_SEED, Cell, asked
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Capability, Stalled, Trace
+from specmatrix.matrix.subjects.protocol import Capability, EngineCommand, Stalled, Trace, Unsupported
+from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import Continuation, Refusal, RequestSpec
 
 PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he have?\nAnswer:"
@@ -169,3 +170,13 @@ def test_log_probabilities_of_a_prompt_come_with_its_answer():
     assert whole.prompt_logprobs[0] is None and len(whole.prompt_logprobs) == len(whole.prompt_ids)
     assert rest.prompt_logprobs == whole.prompt_logprobs[20:] and {len(top) for top in rest.prompt_top_logprobs} == {0}
     assert [len(top) for top in whole.prompt_top_logprobs] == [0, *[2] * (len(whole.prompt_ids) - 1)]
+
+
+def test_a_cell_with_a_grammar_is_unsupported_without_its_extra(monkeypatch):
+    prepared = prepare(Cell.from_id("eagle3.s3.v2.mixed_lengths.regex"), "cpu", 0)
+    assert isinstance(ReferenceSubject().translate(prepared), EngineCommand)
+    monkeypatch.setattr("specmatrix.extras.find_spec", lambda name: None)
+    assert ReferenceSubject().translate(prepared) == Unsupported(
+        "xgrammar is not installed; install the extra: pip install 'specmatrix[grammar]'"
+    )
+    assert isinstance(ReferenceSubject().translate(prepare(Cell(), "cpu", 0)), EngineCommand)

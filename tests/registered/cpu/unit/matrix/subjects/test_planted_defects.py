@@ -1,22 +1,35 @@
 """Toy subjects with one defect each: every one is red, by the gate that is meant to see it, in the round at fault."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.run.runner import Runner
+from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine
 from specmatrix.reports.schema import CellResult
-from tests.support.tiny_subject import ReplaySubject
+from tests.support.tiny_subject import ReplayEngine, ReplaySubject
 
 ALONE = "eagle3.s3.k1"
 DIFFERS = r"\d of \d requests differ from plain decoding, first q\d+ at token \d+: .*, in verify round "
 RATIO = r"acceptance length {}, .*; first q\d+ in verify round {}"
 
 
-def judged(fault: str, cell: str, seed: int = 0) -> CellResult:
-    subject = ReplaySubject(fault)
+class Shallow(ReplaySubject):
+    """Drafts less deeply than it is asked to, and says so."""
+
+    def start(self, command: EngineCommand) -> RunningEngine:
+        return ShallowEngine(replace(command, flags={**command.flags, "depth": 2}), self.fault)
+
+
+class ShallowEngine(ReplayEngine):
+    resolved = {"num_steps": 2, "topk": 1, "num_draft_tokens": 3}  # noqa: RUF012 - of the protocol
+
+
+def judged(fault: str, cell: str, seed: int = 0, kind: type[ReplaySubject] = ReplaySubject) -> CellResult:
+    subject = kind(fault)
     runner = Runner(subject, seed, gates=applied_gates(subject.profile).gates)
     try:
         return runner.run_cell(Cell.from_id(cell))
@@ -64,3 +77,9 @@ def test_equal_texts_prove_nothing_if_no_round_accepted_or_rejected(fault: str, 
     assert re.fullmatch(
         rf"no request had a verify round that {what} draft, which q\d+ must have by the oracle's text", outcome.message
     )
+
+
+@pytest.mark.parametrize(("fault", "state"), [("", "PASS"), ("never accepts", "NOT MEASURED")])
+def test_full_rounds_are_those_of_the_depth_that_the_engine_reports(fault: str, state: str):
+    outcome = judged(fault, ALONE, kind=Shallow).gate("lossless")
+    assert outcome is not None and outcome.state == state, outcome.message
