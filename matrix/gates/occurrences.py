@@ -107,8 +107,9 @@ def _seen(prepared: PreparedCell, run: Run) -> list[Seen]:
     if cell.own_traits is not None or cell.verify != "whole":
         return []
     answers = {answer.name: answer for answer in run.answers if not answer.retractions}
-    widths = {name: int(run.resolved[name]) for name in RESOLVED_SHAPE}
-    shape, deepest = replace(shape, **widths), deepest_round(**widths)
+    depth, topk, nodes = (int(run.resolved[name]) for name in RESOLVED_SHAPE)
+    shape = replace(shape, num_steps=depth, topk=topk, num_draft_tokens=nodes)
+    deepest = deepest_round(depth, topk, nodes)
     return [
         Seen(request, answers[request.name], predict(cell, shape, request), deepest)
         for request in run.requests
