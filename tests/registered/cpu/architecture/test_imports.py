@@ -47,22 +47,6 @@ def names_a_module(text: str) -> bool:
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
-def test_no_source_imports_a_module_by_a_second_name():
-    """`import engine` in a checkout would load every class of the engine twice."""
-    wrong = []
-    for path in SOURCES:
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.Import):
-                modules = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                modules = [node.module or "." * node.level]
-            else:
-                continue
-            found = [module for module in modules if module.split(".")[0] in TOP]
-            wrong += [f"{path.relative_to(ROOT)}:{node.lineno} imports {module}" for module in found]
-    assert not wrong
-
-
 def test_no_string_names_a_module_by_a_second_name():
     wrong = []
     for path in SOURCES:
