@@ -1,8 +1,9 @@
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
+from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.matrix.cells.axes import AXES
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
@@ -11,6 +12,7 @@ from specmatrix.matrix.workloads import build
 from specmatrix.matrix.workloads.finish import text_of
 from specmatrix.matrix.workloads.predicted import predict, shape_of
 from specmatrix.matrix.workloads.questions import prompt_ids, questions, token_id, tokenizer
+from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.sessions import WAVES
 from specmatrix.matrix.workloads.stored_oracle import oracle_index, oracle_of
 from specmatrix.matrix.zoo.tokenizer import EOS_ID
@@ -76,6 +78,21 @@ def test_after_a_burst_in_tight_memory_a_prompt_returns_before_a_text_that_needs
     assert cell.memory_tokens - cached - kept < longest([last])[0] <= cell.memory_tokens - build.OVERRUN
     other = {"prefix_cache": "off"}, {"page_size": "64"}, {"abort": "queued"}, {"memory": "ample"}, {"batch": "pair"}
     assert not any(returning(here, build.workload(here, seed)) for here in (cell._replace(**one) for one in other))
+
+
+def test_each_parameter_meets_each_drafter_in_pull_requests():
+    """So one that a drafter ignores is seen where it changes the answer of plain decoding."""
+    sampling = {one.name for one in fields(RequestSpec)} & {one.name for one in fields(SamplingParams)}
+    asked = {name: set() for name in sampling - {"json_schema", "regex", "ebnf", "structural_tag", "reasoning_end_ids"}}
+    cells = [cell for cell in stage_cells("pr") if expect(cell) != "refused"]
+    plain = RequestSpec("", "", 0)
+    for cell in cells:
+        for request in build.workload(cell, 0):
+            for name in asked:
+                if getattr(request, name) != getattr(plain, name):
+                    asked[name].add(cell.algorithm)
+    drafters = {cell.algorithm for cell in cells}
+    assert len(asked) > 15 and {name: drafters - those for name, those in asked.items() if those != drafters} == {}
 
 
 def test_the_first_questions_of_an_exam_over_few_rows_return_last():
