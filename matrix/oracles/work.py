@@ -443,7 +443,8 @@ class WorkReplay:
         undone = request.aborted or request.retracting
         keep = request.inherited if undone else min(request.known, max(row.committed, row.kept))
         keeps = request.sent.keeps and keep > 0
-        if operation == "donate" or ((operation == "hold") != keeps and not (keeps and self.sizes.window is not None)):
+        gone = undone and self.sizes.window is not None  # what it had inherited may have left the window
+        if operation == "donate" or ((operation == "hold") != keeps and not (keeps and gone)):
             raise self._wrong(
                 f"{request.name} leaves {keep if keeps else 0} positions to its session", operation, request
             )

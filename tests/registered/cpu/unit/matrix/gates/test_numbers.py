@@ -22,7 +22,7 @@ effective: differences keys required unseen workers |
 ledger: leaked overwritten pages stamps verbs watched wrong_stamps |
 schedule: computed dropped evicted forwards needless overlapped peak_pages read retracted reused steps |
 leaks: counts left sent |
-session: apart attempts inherited restored resumed rolled_back sessions wrong |
+session: apart attempts sessions |
 adaptive: by_batch deviation down observations replayed rounds slots up widths |
 lossless: divergent first_divergence past_ties proving score_nats scored tied_at ties tokens | oracle_nats
   oracle_tokens prompt_nats rule_nats ruled_tokens scored_prompts

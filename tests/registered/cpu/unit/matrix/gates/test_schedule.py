@@ -183,7 +183,7 @@ def fewer(operation, account, number, pages):
         (TIGHT, "open", 1, lambda *_: [], "q8 is admitted; got reserve of 2 (32)"),
         (TIGHT, "close", 0, lambda *_: [], "nothing more is launched or freed in this step; got"),
         (TIGHT, "close", 2, lambda *entry: [("open", 99, 0, ()), entry], "nothing more is launched or freed in this "),
-        (TIGHT, "close", -1, lambda *_: [], "q8.again keeps its pages after its last step"),
+        (TIGHT, "close", -1, lambda *_: [], "q17 keeps its pages after its last step"),
         (TREE, "close", -1, lambda *entry: [entry, ("open", 99, 0, ())], "nothing more is launched or freed in this "),
         (REUSED, "open", 4, fewer, "q11 reuses 2 cached tokens; got 1"),
         (HOLD, "resume", 0, lambda _, at, *__: [("open", at, 0, ())], "q4.turn2 resumes its session; got open of 1"),
