@@ -80,7 +80,6 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "serve": Command("matrix.cli.serve:serve", "Serve a model over HTTP, as SGLang and OpenAI do.", True),
     "contract": Command("matrix.cli.contract:contract", "Run the conformance suite for draft algorithms.", True),
-    "simulate": Command("matrix.simulation.command:simulate", "Simulate random schedules on a toy device."),
     "bench": Command("benchmarks.command:bench", "Run the benchmarks and compare each figure with its goal."),
     "zoo": Command("", "List, verify and train the fixture models."),
     "zoo list": Command("matrix.zoo.command:list_models", "Print the model cards."),

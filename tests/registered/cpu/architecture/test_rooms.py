@@ -18,13 +18,12 @@ ROOMS = (
     "oracles",
     "gates",
     "run",
-    "simulation",
     "accuracy",
     "faults",
     "plugin",
     "cli",
 )
-MAX_ROOMS = 15
+MAX_ROOMS = 14
 
 
 def modules() -> dict[str, str]:

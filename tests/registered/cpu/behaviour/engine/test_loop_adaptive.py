@@ -7,7 +7,7 @@ import pytest
 from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.errors import RequestError
-from specmatrix.matrix.simulation.toy import reference, request, toy_loop
+from tools.simulation.toy import reference, request, toy_loop
 
 
 def run(loop, jobs, late=0):

@@ -1,7 +1,7 @@
 """Sessions end to end: stamps of an earlier turn, what stays alive, and a turn that is closed or refused.
 
 That every turn generates what one request with its whole history would is shown by cells, by `test_traces` and, at
-every lag, by `specmatrix simulate`.
+every lag, by `tools.simulation`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.schedule.request import Phase, SamplingParams
 from specmatrix.errors import LedgerError, RequestError
 from specmatrix.matrix.oracles.ledger import audit
-from specmatrix.matrix.simulation.toy import VOCAB, reference, request, toy_loop
+from tools.simulation.toy import VOCAB, reference, request, toy_loop
 
 JOB = st.tuples(
     st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12),

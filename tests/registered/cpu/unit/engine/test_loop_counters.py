@@ -10,7 +10,7 @@ from specmatrix.engine.core.memory.groups import SlidingWindow
 from specmatrix.engine.core.observe.step_counter import StepCounter
 from specmatrix.engine.core.schedule.request import OutputText, Phase, SamplingParams
 from specmatrix.engine.core.schedule.step import StepPlan, StepResult
-from specmatrix.matrix.simulation.toy import ToyExecutor, request, toy_loop
+from tools.simulation.toy import ToyExecutor, request, toy_loop
 
 FAMILIES: Final = ("decode", "finish", "overlap", "prefill", "retract", "sample", "spec", "stamp", "tree", "window")
 EOS, LIAR, BROKEN = 7, 5, 6

@@ -1,19 +1,17 @@
-"""`specmatrix simulate`: random schedules on a simulated device, checking every ledger law and token."""
+"""`python -m tools.simulation`: random schedules on a simulated device, checking every ledger law and token."""
 
 from __future__ import annotations
 
+import sys
 import time
+from argparse import ArgumentParser
 from collections import Counter
-from typing import Annotated, Any
+from collections.abc import Sequence
 
-import typer
-
-from specmatrix.matrix.simulation.scenario import draw
-from specmatrix.matrix.simulation.sweep import Sweep, SweepFailure, attempt, reduce, sweep
-from specmatrix.options import Json, Minutes
-from specmatrix.reports.render.console import print_answer
 from specmatrix.reports.render.progress import waiting
 from specmatrix.reports.wording import count
+from tools.simulation.scenario import draw
+from tools.simulation.sweep import Sweep, SweepFailure, attempt, reduce, sweep
 
 SHOWN = (
     "retract.done",
@@ -34,21 +32,24 @@ SHOWN = (
 )
 
 
-def simulate(
-    minutes: Minutes = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="seed of the schedules")] = 0,
-    schedules: Annotated[int | None, typer.Option(min=1, help="number of schedules, instead of --minutes")] = None,
-    replay: Annotated[
-        int | None, typer.Option(min=0, help="run only this schedule, a number printed on failure")
-    ] = None,
-    lag: Annotated[int | None, typer.Option(min=0, max=3, help="steps in flight, instead of those drawn")] = None,
-    json_: Json = False,
-) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run, print the coverage or the smallest failing schedule, and return the exit status: 0 if nothing failed."""
+    parser = ArgumentParser(prog="python -m tools.simulation", description="Simulate random schedules on a toy device.")
+    parser.add_argument("--minutes", type=float, default=1.0, help="how long; default: 1")
+    parser.add_argument("--schedules", type=int, help="number of schedules, instead of --minutes")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the schedules")
+    parser.add_argument("--replay", type=int, help="run only this schedule, a number printed on failure")
+    parser.add_argument("--lag", type=int, choices=range(4), help="steps in flight, instead of those drawn")
+    asked = parser.parse_args(words)
+    least = 1 if asked.schedules is None else asked.schedules
+    if min(asked.seed, asked.replay or 0) < 0 or not asked.minutes > 0 or least < 1:
+        parser.error("--seed and --replay must be at least 0, --minutes and --schedules more than 0")
     started = time.perf_counter()
-    done = _swept(minutes, seed, schedules, lag) if replay is None else _replayed(replay, lag)
-    seconds = time.perf_counter() - started
-    print_answer(_record(done, seconds), _text(done, seconds, lag), json_)
+    if asked.replay is None:
+        done = _swept(asked.minutes, asked.seed, asked.schedules, asked.lag)
+    else:
+        done = _replayed(asked.replay, asked.lag)
+    print(_text(done, time.perf_counter() - started, asked.lag))
     return int(done.failure is not None)
 
 
@@ -83,18 +84,9 @@ def failure_text(failure: SweepFailure, lag: int | None = None) -> str:
         f"{failure.error}\n"
         f"schedule {failure.seed}, shrunk from {len(failure.drawn.events)} events to {len(failure.smallest.events)}:\n"
         f"{failure.smallest.text()}\n"
-        f"again: specmatrix simulate --replay {failure.seed}" + ("" if lag is None else f" --lag {lag}")
+        f"again: python -m tools.simulation --replay {failure.seed}" + ("" if lag is None else f" --lag {lag}")
     )
 
 
-def _record(done: Sweep, seconds: float) -> dict[str, Any]:
-    failure = done.failure
-    return {
-        "schedules": done.schedules,
-        "seconds": round(seconds, 3),
-        "counters": dict(done.counters),
-        "hits": dict(done.hits),
-        "failure": None
-        if failure is None
-        else {"seed": failure.seed, "error": failure.error, "schedule": failure.smallest.text()},
-    }
+if __name__ == "__main__":
+    sys.exit(main())

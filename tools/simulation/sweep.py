@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from specmatrix.matrix.simulation.scenario import Scenario, draw
-from specmatrix.matrix.simulation.shrink import shrink
-from specmatrix.matrix.simulation.world import run
+from tools.simulation.scenario import Scenario, draw
+from tools.simulation.shrink import shrink
+from tools.simulation.world import run
 
 STRIDE = 1_000_000_000  # seeds reserved for one sweep
 AUDIT_EVERY = 16  # every n-th schedule also replays its journal; all check the laws

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
 
-from specmatrix.cli import main
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.session_kv import SessionKV
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.session import Sessions
-from specmatrix.matrix.simulation.command import SHOWN, failure_text
-from specmatrix.matrix.simulation.scenario import Abort, ArrivingRequest, draw
-from specmatrix.matrix.simulation.sweep import STRIDE, Sweep, attempt, reduce, sweep
-from specmatrix.matrix.simulation.world import World
+from tools.simulation.__main__ import SHOWN, failure_text, main
+from tools.simulation.scenario import Abort, ArrivingRequest, draw
+from tools.simulation.sweep import STRIDE, Sweep, attempt, reduce, sweep
+from tools.simulation.world import World
 
 
 def swept(seed=6, count=3000) -> Sweep:
@@ -127,7 +125,7 @@ def test_a_planted_bug_is_found_and_shrunk(monkeypatch, plant, error, events):
     found, _ = attempt(draw(failure.seed))
     assert found is not None and reduce(failure.seed, found) == failure
     text = failure_text(failure)
-    assert f"specmatrix simulate --replay {failure.seed}" in text and smallest.text() in text
+    assert f"python -m tools.simulation --replay {failure.seed}" in text and smallest.text() in text
     monkeypatch.undo()
     assert attempt(smallest)[0] is None and attempt(failure.drawn)[0] is None
 
@@ -136,26 +134,38 @@ def test_a_lag_replaces_those_drawn(monkeypatch, capsys):
     assert {draw(number, 2).setup.lag for number in range(40)} == {2}
     assert draw(7, draw(7).setup.lag) == draw(7)
     held_one_short(monkeypatch)
-    assert main(["simulate", "--schedules", "500", "--lag", "0"]) == 1
-    assert re.search(r"again: specmatrix simulate --replay \d+ --lag 0$", capsys.readouterr().out.strip())
+    assert main(["--schedules", "500", "--lag", "0"]) == 1
+    assert re.search(r"again: python -m tools.simulation --replay \d+ --lag 0$", capsys.readouterr().out.strip())
 
 
 def test_the_command_prints_the_situations_met_or_the_smallest_failure(monkeypatch, capsys):
-    assert main(["simulate", "--schedules", "40", "--seed", "3"]) == 0
+    assert main(["--schedules", "40", "--seed", "3"]) == 0
     assert re.match(r"40 schedules in .* s, .* a minute; no ledger or token error\n", capsys.readouterr().out)
-    assert main(["simulate", "--replay", "5"]) == 0
+    assert main(["--replay", "5"]) == 0
     shown = capsys.readouterr()
     assert shown.out.startswith("1 schedule in ") and not re.search(r"in (?!0|1 )\d+ schedule", shown.out)
     assert shown.err == ""
-    assert main(["simulate", "--replay", "5", "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
-    assert (record["schedules"], record["failure"]) == (1, None)
     held_one_short(monkeypatch)
-    assert main(["simulate", "--schedules", "500", "--json"]) == 1
-    failure = json.loads(capsys.readouterr().out)["failure"]
-    assert main(["simulate", "--replay", str(failure["seed"])]) == 1
+    assert main(["--schedules", "500"]) == 1
     said = capsys.readouterr().out
-    assert failure["error"] in said and failure["schedule"] in said
+    assert main(said.split()[-2:]) == 1 and capsys.readouterr().out == said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--minutes", "0"],
+        ["--minutes", "nan"],
+        ["--schedules", "0"],
+        ["--seed", "-1"],
+        ["--replay", "-2"],
+        ["--lag", "4"],
+    ],
+)
+def test_a_wrong_option_is_refused(words, capsys):
+    with pytest.raises(SystemExit) as refused:
+        main(words)
+    assert refused.value.code == 2 and words[0] in capsys.readouterr().err
 
 
 def test_a_schedule_that_goes_round_in_circles_is_a_failure(monkeypatch):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from specmatrix.matrix.simulation.scenario import Abort, ArrivingRequest, Event, Scenario, SimulationSetup
+from tools.simulation.scenario import Abort, ArrivingRequest, Event, Scenario, SimulationSetup
 
 # Simpler values to try per field; a large pool is simpler than a small one.
 SIMPLER: Final[dict[str, tuple[int | bool | None, ...]]] = {

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Final
 
-from specmatrix.matrix.simulation.toy import VOCAB
+from tools.simulation.toy import VOCAB
 
 BOS: Final = 3
 SHARED: Final = (3, 1, 4, 1, 5, 9, 2, 6)

@@ -19,8 +19,8 @@ from specmatrix.engine.core.schedule.step import StepResult
 from specmatrix.engine.loop import Loop
 from specmatrix.errors import RequestError
 from specmatrix.matrix.oracles.ledger import audit
-from specmatrix.matrix.simulation.scenario import BOS, Abort, ArrivingRequest, Event, Scenario, SimulationSetup
-from specmatrix.matrix.simulation.toy import ToyExecutor, reference, toy_loop
+from tools.simulation.scenario import BOS, Abort, ArrivingRequest, Event, Scenario, SimulationSetup
+from tools.simulation.toy import ToyExecutor, reference, toy_loop
 
 LIMIT: Final = 3_000  # steps; more for a few requests means a livelock
 EOS: Final = (2,)
