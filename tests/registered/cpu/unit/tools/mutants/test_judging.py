@@ -25,7 +25,7 @@ def test_tests_that_import_a_module_run_first_then_the_nearest_then_its_package(
 
 def test_a_module_belongs_to_the_gates_that_import_it():
     assert gates_of("matrix/gates/leaks.py") == {"leaks"}
-    assert gates_of("matrix/oracles/ledger.py") >= {"ledger", "session"}
+    assert gates_of("matrix/oracles/ledger.py") >= {"ledger"}
     assert gates_of("matrix/oracles/page_trie.py") >= {"schedule"}
     assert gates_of("reports/stats.py") == set()
 
