@@ -25,7 +25,7 @@ export TOKENIZERS_PARALLELISM = false
 # Tests start hundreds of processes; without bytecode each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test quick lint lint-workflows subjects subject-transformers subject-vllm subject-sglang setup clean
+.PHONY: run test quick lint lint-workflows subjects subject-transformers subject-vllm subject-sglang subject-sglang-drafts setup clean
 
 run: .venv/.ready
 	@echo $(BIN)/specmatrix run --tier $(TIER) --stage $(STAGE) --workers $(WORKERS) --out $(OUT)
@@ -65,6 +65,16 @@ subject-sglang: .venv/.ready
 	server=$$!; trap 'kill $$server' EXIT; \
 	timeout 600 sh -c 'until curl -sf localhost:30009/health >/dev/null; do sleep 2; done'; \
 	$(BIN)/specmatrix run --subject sglang --url http://127.0.0.1:30009 --stage nightly --waivers examples/sglang-waivers.yaml --out out/sglang
+
+# The same server with an EAGLE3 chain, its Triton kernels interpreted: minutes for each cell.
+CHAIN := --speculative-algorithm EAGLE3 --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4
+ZOO := matrix/zoo/checkpoints/llama-mini
+subject-sglang-drafts: .venv/.ready
+	$(BIN)/specmatrix subjects install sglang
+	$(SGLANG)/bin/python examples/sglang_cpu.py $(CHAIN) --speculative-draft-model-path $(ZOO)-eagle3 --model-path $(ZOO) --max-total-tokens 8192 --port 30008 & \
+	server=$$!; trap 'kill $$server' EXIT; \
+	timeout 900 sh -c 'until curl -sf localhost:30008/health >/dev/null; do sleep 2; done'; \
+	$(BIN)/specmatrix run --subject sglang --url http://127.0.0.1:30008 --stage product --cells 'eagle3.s3.pair or eagle3.s3.k1.pair' --out out/sglang-drafts
 
 # With the programs of the path: they are no part of .venv, which the tests run in.
 lint-workflows:
