@@ -30,7 +30,7 @@ MODES = {"none": None, "standalone": "draft_model", "eagle3": "eagle3"}
 # TODO: axes that `translate` reads; a cell with a non-default value on any other axis is unsupported.
 AXES = {"algorithm", "model", "batch", "finish"}
 # TODO: fields of a request that `translate` reads, or that only what the profile does not claim would need.
-FIELDS = {"name", "prompt", "max_new_tokens", "ignore_eos", "after", "answer", "logprobs", "top_logprobs"}
+FIELDS = {"name", "prompt", "max_new_tokens", "ignore_eos", "seed", "after", "answer", "logprobs", "top_logprobs"}
 
 
 class MySubject(Subject):
@@ -68,7 +68,7 @@ class MySubject(Subject):
 
 def ask(request: RequestSpec) -> SubjectRequest:
     """Convert a request, its parameters under the engine's names, as JSON."""
-    parameters = {"max_tokens": request.max_new_tokens, "ignore_eos": request.ignore_eos}
+    parameters = {"max_tokens": request.max_new_tokens, "ignore_eos": request.ignore_eos, "seed": request.seed}
     return SubjectRequest(request.name, prompt_ids(request), parameters, request.after)
 
 

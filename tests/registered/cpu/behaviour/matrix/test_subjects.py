@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -27,6 +29,7 @@ missing = tests.support.no_such_module:Subject
 other = tests.support.tiny_subject:TinySubject
 """
 Specmatrix = Callable[..., tuple[int, str, str]]
+VARYING = re.compile("; total cell time .*")
 
 
 @pytest.fixture
@@ -218,27 +221,34 @@ def test_a_file_is_enough_for_a_run_and_for_the_rerun_of_its_red_cells(specmatri
 
 
 @pytest.mark.nightly
-def test_a_skeleton_that_is_filled_in_keeps_the_contract(specmatrix: Specmatrix, tmp_path: Path):
-    status, out, _ = specmatrix("subjects", "new", "mine.py")
+def test_the_pages_commands_lead_from_a_skeleton_to_a_verdict(specmatrix: Specmatrix, tmp_path: Path):
+    page = (HOME / "docs" / "your-engine.md").read_text(encoding="utf-8").partition("\n## One class\n")[2]
+    blocks = [block.splitlines()[1:] for block in page.split("```")[1:4:2]]
+    (new, check, run), due = [shlex.split(line)[1:] for line in blocks[0]], [VARYING.sub("", one) for one in blocks[1]]
+    status, out, _ = specmatrix(*new)
     assert status == 0 and "subjects check mine.py:MySubject" in out
-    status, _, err = specmatrix("subjects", "new", "mine.py")
+    status, _, err = specmatrix(*new)
     assert status == 2 and err == "specmatrix: mine.py exists; name a new file\n"
-    status, out, _ = specmatrix("subjects", "check", "mine.py:MySubject")
+    status, out, _ = specmatrix(*check)
     assert status == 1 and "TODO: start the engine" in out and "2 of 3 laws of the contract hold" in out
     text = (tmp_path / "mine.py").read_text(encoding="utf-8")
     for old, new in FILLED.items():
         assert text.count(old) == 1, old
         text = text.replace(old, new)
-    (tmp_path / "full.py").write_text(text, encoding="utf-8")
-    status, out, err = specmatrix("subjects", "check", "full.py:MySubject")
-    assert status == 0 and "full.py:MySubject: 8 of 8 laws of the contract hold" in out, out + err
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    (checked, checks, _), (ran, cells, err) = specmatrix(*check), specmatrix(*run)
+    said = [VARYING.sub("", line) for line in (checks + cells).splitlines()]
+    assert checked == ran == 0 and len(due) == 3, checks + cells + err
+    assert [line for line in due if line not in said] == []
 
 
 # What the author of an engine writes in place of the skeleton's TODOs; the engine is this package's.
 FILLED = {
     'raise NotImplementedError("TODO: start the engine with these flags and model folders")': (
         "from specmatrix.engine import LLM, EngineConfig\n"
-        "        self.llm = LLM(EngineConfig(str(self.models['target']), enable_deterministic_inference=True))"
+        "        draft = str(self.models.get('draft'))\n"
+        "        drafts = {'speculative_algorithm': 'EAGLE3', 'speculative_draft_model_path': draft}\n"
+        "        self.llm = LLM(EngineConfig(str(self.models['target']), **drafts if self.flags['mode'] else {}))"
     ),
     'return [Answer(ask.id, ask.input_ids, (), "", "stop", None, 0, ()) for ask in asks]': (
         "return [self.answer(ask) for ask in asks]\n\n"
@@ -250,8 +260,8 @@ FILLED = {
         "            (found,) = self.llm.generate([list(ask.input_ids)], given)\n"
         "        except RequestError as error:\n"
         "            return Answer(ask.id, ask.input_ids, (), '', 'refused', None, 0, (), refusal=str(error))\n"
-        "        ids, end = tuple(found.output_ids), found.finish\n"
-        "        return Answer(ask.id, ask.input_ids, ids, found.text, str(end.reason), None, 0, found.accept_lengths)"
+        "        ids, end = tuple(found.output_ids), (str(found.finish.reason), found.finish.matched)\n"
+        "        return Answer(ask.id, ask.input_ids, ids, found.text, *end, 0, found.accept_lengths)"
     ),
 }
 

@@ -135,7 +135,7 @@ def test_every_changed_cell_has_one_repro_line(eventful):
     text, page = comparison_markdown(eventful), comparison_page(eventful)
     block = text.split("```sh\n")[1].split("\n```")[0].splitlines()
     assert block == [change.repro for change in eventful.changes]
-    shown = re.sub(r'<span class="option">(.*?)</span>', r"\1", page)
+    shown = re.sub(r'<span class="word">(.*?)</span>', r"\1", page)
     assert all(change.repro in shown for change in eventful.changes)
 
 
