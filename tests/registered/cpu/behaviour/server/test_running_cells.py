@@ -124,7 +124,7 @@ def test_the_pages_job_runs_its_steps_and_is_red_on_a_planted_defect(fault: str 
     settings = {**job["env"], "GITHUB_SHA": "0f3c", "GITHUB_ENV": str(tmp_path / "set")}
     environment = {**os.environ, **settings, "PYTHONPATH": os.pathsep.join(sys.path)}
     environment["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), environment["PATH"]))
-    with planted(select([fault])[0] if fault else None) as tree, (tmp_path / "said").open("w+") as said:
+    with planted(select([fault])[0].patch if fault else None) as tree, (tmp_path / "said").open("w+") as said:
         environment["SERVE"] = f"env PYTHONPATH={shlex.quote(str(tree))} {command} serve"
         words = ("bash", "-c", script)
         done = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=said, stderr=said, start_new_session=True)
