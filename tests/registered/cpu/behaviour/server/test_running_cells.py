@@ -21,6 +21,8 @@ from specmatrix.engine.server.app import ServerOptions
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES, axis
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.faults.command import select
+from specmatrix.matrix.faults.plant import planted
 from specmatrix.matrix.run.running_cells import listing
 from specmatrix.matrix.subjects.http.connection import Connection, NotThere
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
@@ -109,7 +111,8 @@ def test_the_pages_commands_compare_two_builds_by_their_labels(
     assert re.search(r"\(base\) → sglang .*\(head\)  0 regressed, 0 improved, 2 same", first), first
 
 
-def test_the_pages_job_runs_its_steps_in_order_on_a_server_with_sglangs_flags(tmp_path: Path):
+@pytest.mark.parametrize("fault", [None, pytest.param("first-token-worst", marks=pytest.mark.nightly)])
+def test_the_pages_job_runs_its_steps_and_is_red_on_a_planted_defect(fault: str | None, tmp_path: Path):
     (text,) = (one for one in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if one.startswith("name:"))
     (job,) = yaml.safe_load(text)["jobs"].values()
     steps = [step["run"] for step in job["steps"] if "run" in step and not step["run"].startswith("pip install ")]
@@ -118,18 +121,19 @@ def test_the_pages_job_runs_its_steps_in_order_on_a_server_with_sglangs_flags(tm
     script = re.sub("3000[01]", lambda found: ports[found[0]], script).replace("--label", "--limit 1 --label")
     command = f"{shlex.quote(sys.executable)} -m specmatrix"
     script = f'specmatrix() {{ {command} "$@"; }}\n{script}'
-    settings = {**job["env"], "SERVE": f"{command} serve", "GITHUB_SHA": "0f3c", "GITHUB_ENV": str(tmp_path / "set")}
+    settings = {**job["env"], "GITHUB_SHA": "0f3c", "GITHUB_ENV": str(tmp_path / "set")}
     environment = {**os.environ, **settings, "PYTHONPATH": os.pathsep.join(sys.path)}
     environment["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), environment["PATH"]))
-    with (tmp_path / "said").open("w+") as said:
+    with planted(select([fault])[0].patch if fault else None) as tree, (tmp_path / "said").open("w+") as said:
+        environment["SERVE"] = f"env PYTHONPATH={shlex.quote(str(tree))} {command} serve"
         words = ("bash", "-c", script)
         done = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=said, stderr=said, start_new_session=True)
         try:
-            assert done.wait(300) == 0, (tmp_path / "said").read_text()
+            assert done.wait(300) == bool(fault), (tmp_path / "said").read_text()
         finally:
             os.killpg(done.pid, signal.SIGKILL)
     report = load(tmp_path / "out")
-    assert [one.state for one in report] == ["PASS"] and report.header.label == "0f3c"
+    assert [one.state for one in report] == ["FAIL" if fault else "PASS"] and report.header.label == "0f3c"
 
 
 def test_more_stages_cover_more_combinations_of_the_same_server(drafting: RunningServer):
