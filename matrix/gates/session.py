@@ -24,7 +24,7 @@ class SessionGate:
     """Compares each turn's prompt with its history and its own tokens, and refusals with those that are due."""
 
     name: str = "session"
-    needs: frozenset[Capability] = frozenset({Capability.SESSIONS, Capability.TOKEN_IDS})
+    needs: frozenset[Capability] = frozenset({Capability.SESSIONS, Capability.JOURNAL, Capability.TOKEN_IDS})
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
 
     def applies(self, cell: Cell) -> bool:
