@@ -95,7 +95,7 @@ def test_commands_that_take_engine_flags_have_a_line_on_each(command, capsys, mo
         ("hi", ["history"]),
         ("run --rerun", ["--rerun-failed"]),
         ("history tr", ["trend"]),
-        ("zoo ", ["list", "verify", "acceptance", "train"]),
+        ("zoo ", ["list", "verify", "train"]),
     ],
 )
 def test_a_shell_completes_commands_and_options(typed, completed, capsys, monkeypatch):

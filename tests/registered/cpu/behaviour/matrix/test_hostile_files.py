@@ -24,7 +24,6 @@ LINES = "FILE line 1 is not valid JSON (WHY)", "FILE line 1 is not UTF-8; the fi
 # What reads a file, and its sentence about text that is no JSON and about bytes that are no text.
 READERS = {
     ("accuracy", "--data", "FILE"): LINES,
-    ("zoo", "acceptance", "--data", "FILE"): LINES,
     ("compare", "REPORT", "REPORT", "--acknowledge", "FILE"): (
         "FILE is no list of acknowledgements: WHY",
         "FILE is no list of acknowledgements: it is not UTF-8 text",
@@ -104,7 +103,7 @@ def test_a_loop_of_links_is_no_missing_file(tmp_path: Path, capsys: pytest.Captu
     [
         *((("run", "--cells", "none.v2", "--workers", "1"), name) for name in REPORT_FILES),
         *((("accuracy", "--data", "FILE", "--limit", "1"), name) for name in ("accuracy.json", "accuracy.md")),
-        *((("bench", "overhead"), name) for name in ("bench.json", "bench.md")),
+        *((("bench", "decoding"), name) for name in ("bench.json", "bench.md")),
     ],
 )
 def test_a_folder_in_an_outputs_place_is_found_before_the_work(words, name, tmp_path: Path, capsys, monkeypatch):

@@ -229,7 +229,10 @@ def test_metrics_count_requests_and_pages(server: RunningServer):
         ({"text": "a", "maxNewTokens": 3}, "maxNewTokens is unknown; allowed: what the OpenAPI description at"),
         ({"text": []}, "text is []; allowed: a text, token ids, or a list of at most 4096 of"),
         ({"text": "a", "sampling_params": {"top_p": 0}}, "top_p is 0.0; allowed: above 0 and at most 1"),
-        ({"text": "a", "sampling_params": {"regex": "a*"}}, 'regex is "a*"; allowed: null, as this engine has no such'),
+        (
+            {"text": "a", "sampling_params": {"stop_regex": "a*"}},
+            'stop_regex is "a*"; allowed: null',
+        ),
         ({"text": "a", "sampling_params": {"skip_special_tokens": False}}, "skip_special_tokens is false; allowed"),
         ({"text": "a", "rid": ["b", "c"]}, "rid: values 2, prompts 1; allowed: one value, or one per prompt"),
         ({"text": ["a", "b"], "rid": ["b", "b"]}, "rid 'b' belongs to a request that has not ended; choose another"),
