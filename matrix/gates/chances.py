@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Final
 
@@ -12,7 +12,7 @@ from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.rejection import THRESHOLDS, Places, add_chances, by_position, least_likely, too_often
 from specmatrix.matrix.gates.thresholds import values
 from specmatrix.matrix.oracles.drawn_rounds import Text, chances_along
-from specmatrix.matrix.subjects.protocol import AcceptanceRule, Capability, Profile, Run
+from specmatrix.matrix.subjects.protocol import AcceptanceRule, Answer, Capability, Profile, Run
 from specmatrix.matrix.workloads.build import draws_apply
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
@@ -46,7 +46,11 @@ class ChancesGate:
 
         cell, places, compared, rule = prepared.cell, Places(), 0, self.accepts(prepared.cell)
         drawn = {one.name: one for one in run.requests if one.name.startswith("d")}
-        answers = [answer for answer in run.answers if answer.name in drawn and not answer.retractions]
+        answers = [
+            replace(answer, accept_lengths=_lengths(answer))
+            for answer in run.answers
+            if answer.name in drawn and not answer.retractions
+        ]
         # Of some engines the first round emits the token that of others the prefill does.
         first = int(any(sum(answer.accept_lengths) < len(answer.output_ids) for answer in answers))
         stride = max(1, -(-sum(len(answer.accept_lengths) for answer in answers) // ROUNDS))
@@ -74,3 +78,11 @@ class ChancesGate:
         if p < self.thresholds["alpha"]:
             return Outcome(self.name, State.FAIL, numbers, message=too_often(place, places[place]))
         return Outcome(self.name, State.PASS, numbers)
+
+
+def _lengths(answer: Answer) -> tuple[int, ...]:
+    """The lengths of an answer's rounds. Where a subject shows only their number, it tells them if one round emitted
+    all tokens behind the prefill's, or each only one; else they stay unknown."""
+    behind, rounds = len(answer.output_ids) - 1, answer.meta_info.get("spec_verify_ct")
+    told = (behind,) if rounds == 1 else (1,) * behind if rounds == behind else ()
+    return answer.accept_lengths or told

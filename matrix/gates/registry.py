@@ -136,7 +136,7 @@ def _foreign(profile: Profile) -> tuple[Gate, ...]:
     distribution = DistributionGate(accepts=profile.rule_of)
     if Capability.LOGPROBS not in profile.capabilities:
         distribution.needs = frozenset({Capability.TOKEN_IDS})
-    rejection = ChancesGate(accepts=profile.rule_of)
+    rejection = ChancesGate(needs=frozenset({Capability.TOKEN_IDS, shown}), accepts=profile.rule_of)
     own: dict[str, Gate] = {gate.name: gate for gate in (lossless, acceptance, distribution, rejection)}
     text = TextGate(target_oracle=None if "oracle" in profile.excluded else oracle)
     more: tuple[Gate, ...] = (IdentitiesGate(),)

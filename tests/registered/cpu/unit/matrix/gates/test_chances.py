@@ -57,8 +57,16 @@ def test_a_lossy_rule_and_what_draws_nothing_have_no_such_chances(measured):
     ))  # fmt: skip
 
 
+def test_the_number_of_an_answers_rounds_tells_them_where_all_are_alike(measured):
+    found = measured(MATCH)
+    counted = tuple(replace(answer, accept_lengths=(), round_widths=()) for answer in found.run.answers)
+    told = found.judge(gate("match"), answers=counted)
+    assert told == found.judge(gate("match"))
+    assert found.judge(gate("reject"), answers=counted).state is State.FAIL
+
+
 def test_without_rounds_nothing_is_measured(measured):
     found = measured(MATCH)
-    bare = tuple(replace(answer, accept_lengths=(), round_widths=()) for answer in found.run.answers)
+    bare = tuple(replace(answer, accept_lengths=(), round_widths=(), meta_info={}) for answer in found.run.answers)
     text = "NOT MEASURED: 0 rounds of sampled requests ran; the test needs 6"
     assert found.verdict(gate("match"), answers=bare) == text
