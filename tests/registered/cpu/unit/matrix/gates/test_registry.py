@@ -41,6 +41,11 @@ def test_a_foreign_engine_may_round_in_its_own_way(tie_nats, score_nats):
     assert not gates["lossless"].sampled and gates["lossless"].is_oracle_tie == gates["oracle"].is_tie
 
 
+def test_sampled_drafts_are_judged_by_rounds_or_by_their_number_alone():
+    for shown in (Capability.ROUNDS, Capability.HISTOGRAM):
+        assert {"acceptance", "rejection"} <= {gate.name for gate in applied_gates(Profile(TOKENS | {shown})).gates}
+
+
 def test_texts_are_compared_where_there_are_no_token_ids():
     gates = {gate.name: gate for gate in applied_gates(Profile(frozenset())).gates}
     assert gates.keys() == {"claimed_capabilities", "text"} and gates["text"].target_oracle is not None
