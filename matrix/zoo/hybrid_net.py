@@ -13,6 +13,15 @@ from specmatrix.matrix.zoo.net import FINAL, Cache, CausalNet, Table, initialise
 from specmatrix.matrix.zoo.recipes import HybridShape
 
 
+def _dense_experts(own: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:  # noqa: ANN401 - transformers
+    """Every expert for every token, [T, H] to [T, H]: transformers' eager form waits for the device at each expert, its
+    default, a grouped product, needs strides that small models lack."""
+    share = torch.zeros(len(hidden), own.num_experts, dtype=weights.dtype, device=hidden.device)
+    gate, up = torch.einsum("th,eih->tei", hidden, own.gate_up_proj).chunk(2, -1)
+    inner = own.act_fn(gate) * up * share.scatter(1, chosen, weights)[..., None]
+    return inner.flatten(1) @ own.down_proj.transpose(1, 2).flatten(0, 1)
+
+
 def _parts(shape: HybridShape) -> tuple[Any, Any, Any, Any]:
     """transformers' configuration of a shape, and its classes of a model, a decoder layer and a norm."""
     fields = {**hybrid_fields(shape), "vocab_size": shape.vocab, "hidden_size": shape.hidden}
@@ -20,11 +29,12 @@ def _parts(shape: HybridShape) -> tuple[Any, Any, Any, Any]:
     fields |= {"intermediate_size": shape.intermediate, "max_position_embeddings": shape.max_positions}
     if shape.experts:
         from transformers import Qwen3NextConfig
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
         from transformers.models.qwen3_next import modeling_qwen3_next as grouped
 
         names = grouped.Qwen3NextModel, grouped.Qwen3NextDecoderLayer, grouped.Qwen3NextRMSNorm
-        # The default, a grouped product, needs strides that small models lack.
-        fields["experts_implementation"] = "eager"
+        ALL_EXPERTS_FUNCTIONS.register("dense", _dense_experts)
+        fields["experts_implementation"] = "dense"
         return Qwen3NextConfig(**fields), *names
     from transformers import Qwen3_5TextConfig
     from transformers.models.qwen3_5 import modeling_qwen3_5 as flat
@@ -79,8 +89,6 @@ class HybridNet(CausalNet):
             place = torch.arange(end, device=tokens.device) - cache.padding.to(tokens.device)[:, None]
             padded = {"attention_mask": (place >= 0).long(), "position_ids": place[:, cache.length :].clamp(min=0)}
             cache.length = end
-        # The eager one waits for the device.
-        self.config._experts_implementation = "batched_mm" if tokens.shape[1] == 1 else "eager"
         made: Any = self.model(
             input_ids=tokens, past_key_values=past, use_cache=past is not None, output_hidden_states=bool(aux), **padded
         )

@@ -34,7 +34,7 @@ def test_a_hybrid_is_written_in_the_published_layout_and_read_back(name, tmp_pat
     assert torch.equal(whole, net(tokens)[0])
     theirs = model(input_ids=tokens, output_hidden_states=True)
     assert theirs.logits.abs().max() > 1.0
-    assert (whole - theirs.logits).abs().max() < 1e-4
+    assert (whole - theirs.logits).abs().max() < 1e-3
     assert (aux[..., : net.hidden] - theirs.hidden_states[2]).abs().max() < 1e-4
     cache = Cache(90)
     parts = [stored(tokens[:, :70], cache)[0], *(stored(tokens[:, i : i + 1], cache)[0] for i in range(70, 90))]
