@@ -19,7 +19,8 @@ def _dense_experts(own: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) ->
     share = torch.zeros(len(hidden), own.num_experts, dtype=weights.dtype, device=hidden.device)
     gate, up = torch.einsum("th,eih->tei", hidden, own.gate_up_proj).chunk(2, -1)
     inner = own.act_fn(gate) * up * share.scatter(1, chosen, weights)[..., None]
-    return inner.flatten(1) @ own.down_proj.transpose(1, 2).flatten(0, 1)
+    made: Tensor = inner.flatten(1) @ own.down_proj.transpose(1, 2).flatten(0, 1)
+    return made
 
 
 def _parts(shape: HybridShape) -> tuple[Any, Any, Any, Any]:
