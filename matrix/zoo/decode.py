@@ -27,7 +27,7 @@ def _block(model: CausalNet, prompts: Tensor, padding: Tensor, limit: int) -> li
     return [row[: row.index(EOS_ID) + 1] if EOS_ID in row else row for row in answers]
 
 
-def greedy(model: CausalNet, prompts: list[list[int]], limit: int, rows: int = 4096) -> list[list[int]]:
+def greedy(model: CausalNet, prompts: list[list[int]], limit: int, rows: int = 16384) -> list[list[int]]:
     """Greedy answers in the order of the prompts. Only prompts of equal length are batched, except for hybrids, whose
     prompts are padded in front."""
     device = model.lm_head.weight.device

@@ -96,8 +96,9 @@ def _finish(
     plan.say(f"{recipe.name}: {card_parts}")
 
 
-def train_target(plan: TrainingPlan, recipe: Recipe, sequences: Sequences, own: Sequences | None) -> None:
-    """Train, save and score a target; `own`: problems for the second optimisation, of its MTP layers."""
+def train_target(plan: TrainingPlan, recipe: Recipe, sequences: Sequences, own: Sequences | None) -> Sequences | None:
+    """Train, save and score a target; `own`: problems for the second optimisation, of its MTP layers, which learn from
+    the target's answers. Those are returned."""
     torch.manual_seed(recipe.seed)
     net = checkpoint.new_net(recipe).to(plan.device).train()
 
@@ -113,18 +114,20 @@ def train_target(plan: TrainingPlan, recipe: Recipe, sequences: Sequences, own: 
     _finish(plan, recipe, net, done, {})
     stored = checkpoint.read_net(folder, recipe, plan.device)
     parts: dict[str, dict[str, Any]] = {}
+    answers = None
     if own is not None:
         assert isinstance(stored, losses.BundledNet)
-        train_bundled(plan, recipe, stored, own)
+        answers = train_bundled(plan, recipe, stored, own)
         parts = _accepted(plan, recipe, stored)
     accuracy = target_accuracy(stored, Tokenizer.from_str(plan.tokenizer_json()), plan.data, recipe.form)
     _finish(
         plan, recipe, net, done, {"accuracy": {split: value.as_dict() for split, value in accuracy.items()}, **parts}
     )
+    return answers
 
 
-def train_bundled(plan: TrainingPlan, recipe: Recipe, net: losses.BundledNet, made: Sequences) -> None:
-    """Train the MTP layers of a stored target on its own answers with the model frozen, and save it again."""
+def train_bundled(plan: TrainingPlan, recipe: Recipe, net: losses.BundledNet, made: Sequences) -> Sequences:
+    """Train the MTP layers of a stored target on its own answers, with the model frozen; save it again. The answers."""
     assert recipe.bundled_fit is not None
     layers = net.prediction.requires_grad_(True).train()
     answers = own_answers(plan, net, made)
@@ -135,6 +138,7 @@ def train_bundled(plan: TrainingPlan, recipe: Recipe, net: losses.BundledNet, ma
     done = plan.optimise(recipe, recipe.bundled_fit, layers, answers, loss_of)
     plan.say(f"MTP layers: {done}")
     checkpoint.write(plan.out / recipe.name, recipe, net, plan.tokenizer_json())
+    return answers
 
 
 def own_answers(plan: TrainingPlan, target: CausalNet, made: Sequences) -> Sequences:
@@ -221,7 +225,8 @@ def train(plan: TrainingPlan, names: Sequence[str]) -> None:
         made = every[recipe.form]
         own = made.part(data.train_problems - first, last - first) if distilling else None
         if recipe.target is None:
-            train_target(plan, recipe, made.part(0, data.train_problems), own if recipe.bundled_fit else None)
+            learnt = train_target(plan, recipe, made.part(0, data.train_problems), own if recipe.bundled_fit else None)
+            answers |= {} if learnt is None else {recipe.name: learnt}
             continue
         parent = plan.recipes[recipe.target]
         folder = plan.target_folder(parent.name)
