@@ -14,7 +14,6 @@ from specmatrix.engine.core.draft.algorithms import algorithm
 from specmatrix.engine.device.cuda_graphs import padded
 from specmatrix.engine.models.config import ModelConfig, load_model_config
 from specmatrix.engine.models.eagle.formats import load_draft_config
-from specmatrix.engine.models.loader import bundled_prefixes
 from specmatrix.engine.models.weights import count_numbers, tensor_names
 from specmatrix.engine.spec.builders import Locate
 from specmatrix.errors import ConfigError
@@ -134,7 +133,7 @@ def models_of(resolved: Resolved, locate: Locate) -> list[Model]:
         return [*found, Model(folder, config, _layers(folder, config), count_numbers(folder))]
     # A target's bundled prediction layers were counted with it.
     own = resolved.draft_path == resolved.model_path
-    numbers = 0 if own else count_numbers(folder, bundled_prefixes(config))
+    numbers = 0 if own else count_numbers(folder, config.bundled_prefixes)
     return [*found, Model(folder, config, resolved.num_steps if resolved.enable_multi_layer_eagle else 1, numbers)]
 
 

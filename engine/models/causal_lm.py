@@ -58,8 +58,8 @@ class CausalLM(ABC):
             head = embedding if torch.equal(own, embedding) else own
         self.vocabulary = Vocabulary(embedding, head, ranks)
         self.norm.own.hold(self.vocabulary.own_head)
-        for i in range(config.bundled_layers):
-            take.leave(f"model.layers.{config.num_layers + i}.")
+        for prefix in config.bundled_prefixes:
+            take.leave(prefix)
         take.done()
         self.positions = config.context_length if positions is None else positions
         self.rotations = rotations(config.rope, config.rotary_dim, self.positions, device)

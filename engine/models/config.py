@@ -46,7 +46,7 @@ class ModelConfig:
     head_norms: each query and key head has its own norm before rotation.
     windows: each layer's sliding window in tokens, the query's own included, None without one; empty if no layer has
     one. latent, experts: latent attention and mixture of experts; head_dim is then the rotated part of a key.
-    bundled_layers: prediction layers in the checkpoint after the model's own layers.
+    bundled_layers: prediction layers in the checkpoint beside the model's own layers.
     draft: the additional fields of a draft that reads hidden states; None for a language model.
     delta: the recurrent layers; None without any. rotated: how many of a head's dimensions are rotated, None for all.
     """
@@ -77,6 +77,13 @@ class ModelConfig:
         """Rotated dimensions of a head."""
         return self.head_dim if self.rotated is None else self.rotated
 
+    @property
+    def bundled_prefixes(self) -> tuple[str, ...]:
+        """The prefixes of the prediction layers' tensor names."""
+        if self.delta is not None:
+            return ("mtp.",)
+        return tuple(f"model.layers.{self.num_layers + i}." for i in range(self.bundled_layers))
+
     def kept_numbers(self, ranks: int = 1) -> int:
         """Numbers that one layer stores per token on each rank: keys and values, or the latent and its rotated key."""
         if self.latent is not None:
@@ -101,6 +108,11 @@ def read_raw(path: str | Path) -> dict[str, Any]:
             f"checkpoint {shown(str(path))} does not exist; pass a folder with config.json and safetensors files"
         )
     return read_json(Path(path) / CONFIG)
+
+
+def bundled_field(architecture: str) -> str:
+    """The field of config.json with the number of prediction layers."""
+    return "mtp_num_hidden_layers" if architecture.startswith("Qwen3_5") else "num_nextn_predict_layers"
 
 
 class _ModelConfigReader(ConfigReader):
@@ -133,6 +145,7 @@ class _ModelConfigReader(ConfigReader):
         rotated = read_rotated(architecture, self, head_dim)
         check_frequencies(rope, rotated or head_dim, str(self.file))
         experts = read_moe(architecture, self) or read_experts(architecture, self)
+        delta = read_delta_nets(architecture, self)
         self._check_unused()
         return ModelConfig(
             architecture=architecture,
@@ -153,9 +166,11 @@ class _ModelConfigReader(ConfigReader):
             windows=read_windows(architecture, self),
             latent=latent,
             experts=experts,
-            bundled_layers=0 if latent is None else self.count("num_nextn_predict_layers", 0, MAX_LAYERS),
+            bundled_layers=self.count(bundled_field(architecture), int(delta is not None), MAX_LAYERS)
+            if latent or delta
+            else 0,
             draft=read_draft(architecture, self),
-            delta=read_delta_nets(architecture, self),
+            delta=delta,
         )
 
     def _head_dim(self, architecture: str, default: int) -> int:

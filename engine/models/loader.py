@@ -165,13 +165,8 @@ def load_nextn(path: str | Path, target: CausalLM, count: int) -> Sequence[Predi
     Reads nothing else of the checkpoint. ConfigError as for a target, or if there are fewer layers or they do not fit.
     """
     config = _expect(path, TARGET_ARCHITECTURES, "a checkpoint with prediction layers")
-    weights = load_weights(path, target.device, target.dtype, bundled_prefixes(config))
+    weights = load_weights(path, target.device, target.dtype, config.bundled_prefixes)
     return prediction_layers(config, weights, target, count)
-
-
-def bundled_prefixes(config: ModelConfig) -> tuple[str, ...]:
-    """The prefixes of the prediction layers' tensor names."""
-    return tuple(f"model.layers.{config.num_layers + i}." for i in range(config.bundled_layers))
 
 
 def load_dflash(path: str | Path, target: CausalLM) -> DFlash:

@@ -1,46 +1,65 @@
-"""DeepSeek-V3's prediction layers (arXiv 2412.19437, section 2.2), which are bundled in the target's checkpoint."""
+"""Prediction layers that are bundled in the target's checkpoint: DeepSeek-V3's (arXiv 2412.19437, section 2.2), and the
+MTP head of Qwen3-Next and Qwen3.5, whose layers share the norms and the projection around them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from specmatrix.engine.core.draft.algorithms import FINAL
+from specmatrix.engine.device.pool import KVLayout
 from specmatrix.engine.models.causal_lm import CausalLM, head_logits
-from specmatrix.engine.models.config import ModelConfig
+from specmatrix.engine.models.config import ModelConfig, bundled_field
 from specmatrix.engine.models.deepseek.mla import MLALayer, MLAShape, mla_layout
 from specmatrix.engine.models.layers import Attend, Norm
+from specmatrix.engine.models.qwen3_next.model import HybridLayer, one_centred
 from specmatrix.engine.models.rope import rotations
 from specmatrix.engine.models.weights import WeightReader
 from specmatrix.errors import ConfigError
+
+# The tensors around a layer: norms of embedding and state, the projection of both, and the final norm.
+AROUND: Final = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+MTP: Final = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
 
 
 class PredictionLayer:
     """One layer: from a state and the next token it computes the state that predicts the token after that.
 
     States are after a final norm, the target's or the layer's own. index: position of its KV in a pool of several
-    layers; kv: the layout of its own pool. aux_layers: what the target must capture for it.
+    layers; kv: the layout of its own pool. around: the tensors AROUND. aux_layers: what the target must capture for it.
     """
 
     aux_layers = (FINAL,)
 
     def __init__(
-        self, config: ModelConfig, take: WeightReader, prefix: str, target: CausalLM, turns: Tensor, index: int
+        self,
+        config: ModelConfig,
+        take: WeightReader,
+        prefix: str,
+        target: CausalLM,
+        turns: Tensor,
+        index: int,
+        around: Sequence[Tensor],
     ) -> None:
         self.dtype = target.dtype
         self.index, self.rotations = index, turns
-        self.kv = mla_layout(config, 1)
         self.carry_width = hidden = config.hidden_size
         self.vocab_size = config.vocab_size
         norm = Norm(hidden, config.norm_eps, target.dtype, target.device, target.deterministic)
         self.norm = norm
-        self.word_norm, self.state_norm = (take(f"{prefix}.{name}.weight", hidden) for name in ("enorm", "hnorm"))
-        word, state = take(f"{prefix}.eh_proj.weight", hidden, 2 * hidden).chunk(2, 1)
+        self.word_norm, self.state_norm, join, final = around
+        word, state = join.chunk(2, 1)
         self.join = norm.stored(torch.cat((norm.fold(word, self.word_norm), norm.fold(state, self.state_norm)), 1))
-        self.decoder = MLALayer(take, prefix, config, norm, sparse=True)
-        self.final_norm = norm.scale(take(f"{prefix}.shared_head.norm.weight", hidden))
+        self.decoder: Callable[..., None]
+        if config.latent is None:
+            self.kv = KVLayout(1, config.num_kv_heads, config.head_dim)
+            self.decoder = HybridLayer(take, prefix, config, norm, recurrent=False)
+        else:
+            self.kv, self.decoder = mla_layout(config, 1), MLALayer(take, prefix, config, norm, sparse=True)
+        self.final_norm = norm.scale(final)
         own = f"{prefix}.embed_tokens.weight"
         self.embedding = take(own, config.vocab_size, hidden) if own in take else target.embedding
         own = f"{prefix}.shared_head.head.weight"
@@ -70,25 +89,40 @@ class PredictionLayer:
 def prediction_layers(
     config: ModelConfig, weights: dict[str, Tensor], target: CausalLM, count: int
 ) -> Sequence[PredictionLayer]:
-    """The first `count` prediction layers of a checkpoint; they follow its last layer, and each has its own KV.
+    """The first `count` prediction layers of a checkpoint; each has its own KV.
 
     Raises ConfigError if it has fewer, or if they do not fit the target.
     """
     if config.bundled_layers < count:
         raise ConfigError(
-            f"{config.architecture}: num_nextn_predict_layers is {config.bundled_layers}, fewer than the {count} "
-            "layers to draft with"
+            f"{config.architecture}: {bundled_field(config.architecture)} is {config.bundled_layers}, fewer than the "
+            f"{count} layers to draft with"
         )
     if (config.hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
         raise ConfigError(
             f"{config.architecture}: prediction layers with width {config.hidden_size} and {config.vocab_size} tokens "
             f"do not fit a target with width {target.hidden_size} and {target.vocab_size} tokens"
         )
-    prefixes = [f"model.layers.{config.num_layers + i}" for i in range(config.bundled_layers)]
+    shared = config.delta is not None
+    first, stem = (0, "mtp.layers") if shared else (config.num_layers, "model.layers")
+    prefixes = [f"{stem}.{first + i}" for i in range(config.bundled_layers)]
+    if shared:
+        one_centred(weights)
     take = WeightReader(weights, config.architecture)
-    turns = rotations(config.rope, config.head_dim, target.positions, target.device)
-    layers = [PredictionLayer(config, take, prefix, target, turns, i) for i, prefix in enumerate(prefixes[:count])]
+    turns = rotations(config.rope, config.rotary_dim, target.positions, target.device)
+    arounds = [_around(take, "mtp", MTP, config)] * count if shared else []
+    arounds = arounds or [_around(take, prefix, AROUND, config) for prefix in prefixes[:count]]
+    layers = [
+        PredictionLayer(config, take, prefix, target, turns, i, around)
+        for i, (prefix, around) in enumerate(zip(prefixes, arounds, strict=False))
+    ]
     for prefix in prefixes[count:]:
         take.leave(f"{prefix}.")
     take.done()
     return layers
+
+
+def _around(take: WeightReader, prefix: str, names: Sequence[str], config: ModelConfig) -> list[Tensor]:
+    hidden = config.hidden_size
+    shapes = (hidden,), (hidden,), (hidden, 2 * hidden), (hidden,)
+    return [take(f"{prefix}.{name}.weight", *shape) for name, shape in zip(names, shapes, strict=True)]

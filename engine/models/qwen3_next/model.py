@@ -32,14 +32,10 @@ class HybridAttend(Attend, Recur, Protocol):
 
 
 class Hybrid(CausalLM):
-    """A Qwen3NextForCausalLM, Qwen3_5ForCausalLM or Qwen3_5MoeForCausalLM; `mtp.` layers are left for a draft."""
+    """A Qwen3NextForCausalLM, Qwen3_5ForCausalLM or Qwen3_5MoeForCausalLM; its MTP head is left for a draft."""
 
     def __init__(self, config: ModelConfig, weights: dict[str, Tensor], *rest: Any, **more: Any) -> None:  # noqa: ANN401
-        for name in list(weights):
-            if name.startswith("mtp."):
-                del weights[name]
-            elif name.endswith("norm.weight") and "linear_attn" not in name:
-                weights[name] = 1 + weights[name].float()
+        one_centred(weights)
         super().__init__(config, weights, *rest, **more)
 
     def prepare(self) -> None:
@@ -49,21 +45,28 @@ class Hybrid(CausalLM):
         self.state = c.layout(self.num_layers)
 
     def layer(self, take: WeightReader, prefix: str, index: int) -> HybridLayer:
-        return HybridLayer(take, prefix, self.share, self.norm, index)
+        assert self.config.delta is not None
+        return HybridLayer(take, prefix, self.share, self.norm, self.config.delta.layers[index])
 
     def workspace(self, batch: int, width: int) -> MLAShape:
         return MLAShape(batch, width)
 
 
+def one_centred(weights: dict[str, Tensor]) -> None:
+    """Replace the weights of zero-centred norms by 1 + w, in float32."""
+    for name, weight in weights.items():
+        if "norm" in name.split(".")[-2] and "linear_attn" not in name:
+            weights[name] = 1 + weight.float()
+
+
 class HybridLayer:
     """One decoder layer: a gated delta net or gated attention, then a dense feed-forward part or experts."""
 
-    def __init__(self, take: WeightReader, prefix: str, config: ModelConfig, norm: Norm, index: int) -> None:
-        assert config.delta is not None
+    def __init__(self, take: WeightReader, prefix: str, config: ModelConfig, norm: Norm, recurrent: bool) -> None:
         self.norm = norm
         self.input_norm = take(f"{prefix}.input_layernorm.weight", config.hidden_size)
         self.post_norm = take(f"{prefix}.post_attention_layernorm.weight", config.hidden_size)
-        kind = DeltaNet if config.delta.layers[index] else GatedAttention
+        kind = DeltaNet if recurrent else GatedAttention
         self.mixer = kind(take, prefix, config, norm, self.input_norm)
         if config.experts is not None:
             self.feed_forward: MoE | GatedMLP = MoE(take, f"{prefix}.mlp", config, norm, self.post_norm)

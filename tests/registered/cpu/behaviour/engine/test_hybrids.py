@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.config.defaults import SHAPE
 from specmatrix.engine.core.draft.algorithms import Topology, Traits
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.schedule.request import SamplingParams
@@ -22,9 +23,12 @@ from specmatrix.engine.plugin import forget_algorithm, register_algorithm
 from specmatrix.engine.spec.drafter import DraftTree, chain
 from specmatrix.errors import ConfigError
 from specmatrix.kernels.tree_layout import tree_layout
-from specmatrix.matrix.zoo.checkpoint import new_net, write
+from specmatrix.matrix.zoo.checkpoint import new_net, read_net, write
+from specmatrix.matrix.zoo.heads import whole
+from specmatrix.matrix.zoo.net import FINAL, rope_table
 from specmatrix.matrix.zoo.recipes import PLANNED
 from specmatrix.matrix.zoo.registry import HERE
+from tests.support.drafter_harness import Drafting, paths, run
 
 TEXTS = ("Eli had 75 keys. He gave 11 of them to Cora.", "A garden is 19 feet long", "Mia has 3 pens", "Question: Jo")
 PARAMS = SamplingParams(max_new_tokens=30, ignore_eos=True)
@@ -163,6 +167,37 @@ def test_ngram_drafts_change_no_token(folder, truth, tmp_path, more):
     assert llm.counters["spec.accepted"] > 0
 
 
+class WholeHead:
+    """The zoo's MTP head over whole sequences."""
+
+    def __init__(self, folder) -> None:
+        self.net = read_net(folder, PLANNED[folder.name[:-1]], torch.device("cpu"))
+
+    def run(self, tokens, states):
+        table = rope_table(self.net.shape, torch.arange(len(tokens)))
+        return self.net.bundled(0).step(tokens[None], torch.stack(states)[None], table, whole)[0][0]
+
+    def logits(self, out):
+        return self.net.lm_head(out)
+
+
+@pytest.mark.parametrize(("steps", "topk", "nodes"), [(1, 1, 2), (4, 1, 5), (3, 2, 6)])
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@torch.inference_mode()
+def test_the_mtp_head_drafts_what_its_formula_gives(folder, truth, steps, topk, nodes, version):
+    shape = dict(zip(SHAPE, (steps, topk, nodes), strict=True))
+    llm = start(folder, "NEXTN", **shape, spec_version=version, page_size=4, chunked_prefill_size=7)
+    prompts, head = truth[0][:2], WholeHead(folder)
+    truths = [[*prompt, *output] for prompt, output in zip(*truth, strict=True)][:2]
+    for tokens, proposals in zip(truths, run(llm, prompts, truths, 20), strict=True):
+        drafting = Drafting(head, tokens, head.net(torch.tensor([tokens]), aux=(FINAL,))[1][0])
+        for proposal in proposals:
+            if topk == 1:
+                drafting.check_chain(proposal)
+            else:
+                assert paths(proposal) == drafting.best(proposal.start, steps, topk, nodes)
+
+
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_an_abort_leaves_its_slot_clean_for_the_next_request(folder, truth, foresight, version):
     llm = start(folder, TRAITS.name, spec_version=version, max_running_requests=1, **SHAPES["tree"])
@@ -196,8 +231,6 @@ def test_a_turn_inherits_a_state_of_what_the_user_saw_or_computes_it_again(folde
 def test_what_a_hybrid_cannot_do_is_refused_or_rewritten(folder):
     with pytest.raises(ConfigError, match="tp_size 2 cannot split a target with layers with a recurrent state"):
         start(folder, tp_size=2)
-    with pytest.raises(ConfigError, match="NEXTN drafts with prediction layers from the target's checkpoint"):
-        start(folder, "NEXTN")
     with pytest.raises(ConfigError, match="has layers with a recurrent state; a STANDALONE draft must have full"):
         start(folder, "STANDALONE", speculative_draft_model_path=str(folder))
     (rewrite,) = start(folder).resolved.rewrites
