@@ -30,6 +30,7 @@ from specmatrix.matrix.cover.order import stored_ranks
 from specmatrix.matrix.faults.command import select as select_faults
 from specmatrix.matrix.faults.loader import delays
 from specmatrix.matrix.faults.plant import planted
+from specmatrix.matrix.gates.same_texts import SameTexts
 from specmatrix.matrix.run.explain import Explain
 from specmatrix.matrix.run.waivers import file_option
 from specmatrix.matrix.subjects.registry import foreign_subject
@@ -72,8 +73,10 @@ class CellRuns:
         if self.cluster is not None:
             hosts, execute = self.cluster.hosts, self.cluster.run_plan
         work = plan(cells, self.durations, hosts, tier.gpus, ranks=stored_ranks())
+        texts = SameTexts()  # of all workers
         with _counted(runs, cells, work.seconds) as (show, count):
             for record in execute(work, runs.job, show):
+                record = texts.judged(record, last=True)
                 count(record)
                 yield runs.with_command(record)
 

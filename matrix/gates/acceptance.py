@@ -13,12 +13,12 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.pairing import first_difference
 from specmatrix.matrix.gates.round_alignment import (
-    changed_repeats,
     due_tokens,
     first_reach_mismatch,
     first_round_mismatch,
     oracle_rounds,
 )
+from specmatrix.matrix.gates.same_texts import NUMBER, rounds_of
 from specmatrix.matrix.gates.session_baseline import has_session_baseline, mismatching_turns
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.naive_rounds import NaiveCheck, Sure, naive_check
@@ -146,8 +146,9 @@ class AcceptanceGate:
         outcome = Outcome(self.name, State.PASS) if alone else self._to_the_stored_end(prepared.cell, run)
         more = outcome.state is State.PASS and self.exact and run.resolved["dtype"] == "float32"
         if more and _repeats(prepared.cell):
-            outcome = self._by_repeats(run, outcome)
-            more = outcome.state is State.PASS
+            drafts = prepared.cell.target, *combination(prepared.cell, run.resolved)
+            rounds = [[answer.name, [*rounds_of(drafts, answer)]] for answer in run.answers]
+            outcome = replace(outcome, numbers={**outcome.numbers, NUMBER: rounds})
         more = more and prepared.cell.own_traits is None  # the zoo has no drafts for it
         return self._by_naive_drafts(prepared.cell, run, outcome, alone) if more else outcome
 
@@ -220,21 +221,6 @@ class AcceptanceGate:
         if (place := first.mismatch()) is not None:
             text = f"{text}; first {first.request} in verify round {place + 1}"
         return Outcome(self.name, State.FAIL, numbers, interval, text, first.blame())
-
-    def _by_repeats(self, run: Run, outcome: Outcome) -> Outcome:
-        """Compare the rounds of every request with those of the first one with its text that the engine ever served."""
-        rounds, changed = changed_repeats(run.served)
-        outcome = replace(outcome, numbers={**outcome.numbers, "repeated_rounds": rounds})
-        if not changed:
-            return outcome
-        one, place, first = changed[0]
-        text = (
-            f"verify round {place + 1} of {one.name} has {count(one.rounds[place], 'token')}, that of an earlier "
-            f"request with the same text so far, {first.name} (id {first.id}), {first.rounds[place]}; "
-            f"{count(len(changed), 'request')} of {len(run.served)} differ"
-        )
-        blame = Blame(one.name, first_token(one.rounds, place))
-        return replace(outcome, state=State.FAIL, message=text, blame=blame)
 
     def _by_naive_drafts(self, cell: Cell, run: Run, outcome: Outcome, alone: bool) -> Outcome:
         """Compare rounds outside the oracle's texts: some of each sampled or ruled request, and the last ones of greedy

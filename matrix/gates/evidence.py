@@ -211,6 +211,17 @@ def _held_at_once(run: Run) -> int:
     return max(map(sum, zip(*held, strict=False)), default=0)
 
 
+def _retracts(cell: Cell, run: Run) -> bool:
+    """Memory is short, or a request outlives its `retract_after` by more rounds than may be in flight."""
+    answers = {answer.name: len(answer.output_ids) - 3 * widest(run) for answer in run.answers}
+    told = any(one.retract_after is not None and one.retract_after < answers.get(one.name, 0) for one in run.requests)
+    return told or _starved(cell, run)
+
+
+def _never_retracts(cell: Cell, run: Run) -> bool:
+    return cell.memory == "ample" and all(one.retract_after is None for one in run.requests)
+
+
 def _spares(cell: Cell, run: Run) -> bool:
     """Two turns run out of memory, and the younger can be retracted to the KV that it inherited."""
     return _snug_pair(cell) and _two_run(cell, run) and spares(cell.model == "qwen3", int(cell.page_size))
@@ -320,8 +331,8 @@ EVIDENCE: Final[tuple[Evidence, ...]] = (
     Evidence("overlap.dropped", False, "spec v1 never runs a step for a finished request", _lag(0)),
     Evidence("prefill.chunked", True, "a prompt longer than the chunk must be split", _splits),
     Evidence("prefill.chunked", False, "chunked prefill is off", _is(prefill_chunk="off")),
-    Evidence("retract.done", True, "memory is too small for two whole requests", _starved),
-    Evidence("retract.done", False, "memory is large enough for all requests", _is(memory="ample")),
+    Evidence("retract.done", True, "memory is too small for two whole requests, or treated as such", _retracts),
+    Evidence("retract.done", False, "memory is large enough for all requests", _never_retracts),
     Evidence("prefix.hit", False, "the prefix cache is off", _uncached),
     Evidence("prefix.insert", False, "the prefix cache is off", _uncached),
     Evidence("prefix.insert|prefix.hit|prefix.duplicate", True, "whole pages must be cached", _caches),

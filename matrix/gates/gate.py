@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
-Number = float | int | str | bool | list[float] | None
+Number = float | int | str | bool | list[Any] | None
 
 
 class State(StrEnum):

@@ -4,11 +4,8 @@ changing widths with the oracle's reach (correct consecutive drafts from each po
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
-
-from specmatrix.matrix.subjects.protocol import Served
 
 
 def oracle_rounds(reach: Sequence[int], widths: Sequence[int], emitted: int) -> tuple[int, ...]:
@@ -67,33 +64,3 @@ def first_round_mismatch(
         moves = set(range(min(moves), retractions + 1))
         start += length
     return None
-
-
-class ChangedRepeat(NamedTuple):
-    """A request whose round `place` has another number of tokens than that of `first`, an earlier one with its text."""
-
-    request: Served
-    place: int
-    first: Served
-
-
-def changed_repeats(served: Iterable[Served]) -> tuple[int, list[ChangedRepeat]]:
-    """Number of rounds compared with those of the first request with the same prompt, and the requests of which one
-    differs although both texts agree so far: what a round accepts follows from the text. Last rounds may be cut, and
-    retractions move rounds; neither is compared."""
-    firsts: dict[tuple[int, ...], Served] = {}
-    compared, changed = 0, list[ChangedRepeat]()
-    for one in served:
-        if one.retractions or len(one.rounds) < 2:
-            continue
-        first = firsts.setdefault(one.tokens[: one.prompt], one)
-        at = one.prompt + 1
-        for place, (mine, due) in enumerate(zip(one.rounds[:-1], first.rounds[:-1], strict=False)):
-            at += min(mine, due)
-            if first is one or one.tokens[:at] != first.tokens[:at]:
-                break
-            compared += 1
-            if mine != due:
-                changed.append(ChangedRepeat(one, place, first))
-                break
-    return compared, changed

@@ -124,6 +124,8 @@ class WorkReplay:
                 self._send(self.sent[moment.id], moment.id in effective)
             elif moment.what == "abort":
                 self._abort(self.requests[moment.id])
+            elif moment.what == "retract":
+                self._retract(self.requests[moment.id])
             elif moment.what == "end":
                 self.ending.add(moment.id)
             elif moment.what == "flush":

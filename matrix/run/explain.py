@@ -61,7 +61,7 @@ def traced(subject: Subject, prepared: PreparedCell) -> Timeline:
         engine.renew(what)
         tracer.attach()
 
-    talk = Conversation(engine.llm, engine.clock, prepared.requests, renew)
+    talk = Conversation(engine.llm, engine.clock, prepared.requests, renew, engine.retract)
     try:
         answers = talk.answers()
         for request, answer in zip(prepared.requests, answers, strict=True):

@@ -27,6 +27,7 @@ from specmatrix.matrix.gates.oracle import OracleGate
 from specmatrix.matrix.gates.own import OwnGate
 from specmatrix.matrix.gates.ranks import RanksGate
 from specmatrix.matrix.gates.registry import all_gates, applied_gates
+from specmatrix.matrix.gates.same_texts import SameTexts
 from specmatrix.matrix.gates.schedule import ScheduleGate
 from specmatrix.matrix.gates.session_baseline import has_session_baseline
 from specmatrix.matrix.run.explain import TRACE_SECONDS, Explain, explained
@@ -154,6 +155,7 @@ class Runner:
     baselines: Baselines = field(init=False)
     _command: EngineCommand | None = field(default=None, init=False)
     _served: tuple[Served, ...] = field(default=(), init=False)
+    _texts: SameTexts = field(default_factory=SameTexts, init=False)
     _counted: Mapping[str, int] = field(default_factory=dict, init=False)
     _starts: int = field(default=0, init=False)
     _trace_left: float = field(default=TRACE_SECONDS, init=False)
@@ -179,7 +181,7 @@ class Runner:
                 result = record(prepared, "UNSUPPORTED", error=found.reason)
             else:
                 command = found
-                result = self._judged(prepared, command)
+                result = self._texts.judged(self._judged(prepared, command))
             if self.timed and result.state == "PASS" and prepared.expectation != "refused":
                 result = with_outcome(result, self._speed(prepared))
         except BaseException as error:

@@ -126,7 +126,7 @@ class ReferenceEngine:
     def generate(self, requests: Sequence[RequestSpec]) -> list[Answer]:
         """Run the requests to their end. RequestError if a request outside sessions can never run, Stalled if they take
         more steps than they can need."""
-        self._talk = Conversation(self.llm, self.clock, requests, self.renew)
+        self._talk = Conversation(self.llm, self.clock, requests, self.renew, self.retract)
         answers = self._talk.answers()
         self.llm.step()  # releases what belonged to ended sessions
         self._talk = None
@@ -139,6 +139,16 @@ class ReferenceEngine:
             Served(name, one.rid, one.account, tuple(one.tokens), len(one.prompt), one.retractions)
             for name, one in found.items()
         )
+
+    def retract(self, rid: int) -> bool:
+        """Retract a request as if memory were short. False if no round of it can be planned now."""
+        request = self.llm.request(rid)
+        if not request.decoding:
+            return False
+        if self._work is not None:
+            self._work.retracted(rid)
+        self.llm.loop.scheduler.retract(request)
+        return True
 
     def renew(self, what: str) -> None:
         """Release and reallocate the engine's memory, or reload its weights; all device state is renewed."""
@@ -197,10 +207,16 @@ class Conversation:
     """Sends requests to one engine when they are due, aborts them, and collects the answers in order."""
 
     def __init__(
-        self, llm: LLM, clock: ManualClock, requests: Sequence[RequestSpec], renew: Callable[[str], None]
+        self,
+        llm: LLM,
+        clock: ManualClock,
+        requests: Sequence[RequestSpec],
+        renew: Callable[[str], None],
+        retract: Callable[[int], bool],
     ) -> None:
-        """renew: performs a `RequestSpec.renewal`."""
-        self.llm, self.renew = llm, renew
+        """renew: performs a `RequestSpec.renewal`; retract: a request's, False if it must be tried again."""
+        self.llm, self.renew, self.retract = llm, renew, retract
+        self.retracts: dict[int, int] = {}
         self.renewed: set[str] = set()
         self.clock = clock
         self.requests = requests
@@ -273,6 +289,8 @@ class Conversation:
         self.progress.sent(len(self.llm.request(rid).prompt), request.max_new_tokens)
         if request.abort_after is not None:
             self.stops[rid] = request.abort_after
+        if request.retract_after is not None:
+            self.retracts[rid] = request.retract_after
         if request.closes_after is not None and here is not None:
             self.closes[rid] = request.closes_after, here.id
 
@@ -297,6 +315,9 @@ class Conversation:
         return tokens if begins or tokens[:1] != (self.llm.tokenizer.bos_id,) else tokens[1:]
 
     def _stop(self) -> None:
+        for rid, after in list(self.retracts.items()):
+            if self.llm.request(rid).finish or (len(self.llm.request(rid).output) >= after and self.retract(rid)):
+                del self.retracts[rid]
         for rid in [rid for rid, after in self.stops.items() if len(self.llm.request(rid).output) >= after]:
             del self.stops[rid]
             self.llm.abort(rid)

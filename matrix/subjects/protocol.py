@@ -138,8 +138,9 @@ class SentRequest(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """One operation requested of an engine. at: number of journal entries before it. what: "send" or "abort" a request,
-    "end" a session's account, "flush" the prefix cache, or "step". id: of the request or account, else 0."""
+    """One operation requested of an engine. at: number of journal entries before it. what: "send", "abort" or
+    "retract" a request, "end" a session's account, "flush" the prefix cache, or "step". id: of the request or account,
+    else 0."""
 
     at: int
     what: str

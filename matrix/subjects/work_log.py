@@ -105,6 +105,10 @@ class WorkRecorder:
                 self._count(model, "context", "draft")
         self._executors.add(executor)
 
+    def retracted(self, rid: int) -> None:
+        """Record that a request is about to be retracted from outside."""
+        self._note("retract", rid)
+
     def flushed(self) -> None:
         """Record that the cache is about to be emptied."""
         self._note("flush")

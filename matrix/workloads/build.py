@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from random import Random
 from typing import Any, Final
 
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, TIGHT_TOKENS, Cell
@@ -67,6 +68,9 @@ FAR_LIMIT: Final = 24
 LATE_REPEATS: Final = 8
 LONGEST_CHUNK: Final = 32
 MAX_RETURNING_PAGE: Final = 16  # a prompt has several such pages
+# Of a burst that memory has room for, so many requests are retracted, whatever their age.
+RETRACTED: Final = 3
+MAX_RETRACT: Final = 30
 ABORT_AFTER: Final = 5
 ABORT_LATE: Final = 80
 DRAWS: Final = 200
@@ -115,6 +119,10 @@ def _requests(cell: Cell, seed: int, draws: int) -> Sequence[RequestSpec]:
         late = replace(requests[place], abort_after=ABORT_LATE, ignore_eos=True)
         requests[place] = late if aborted_late(cell) else replace(requests[place], abort_after=ABORT_AFTER)
     requests = _revealing(cell, requests, lambda at, i: _ask(cell, f"q{i}", i, at, seed, limits[at]))
+    if (cell.batch, cell.memory, cell.session, cell.abort) == ("burst", "ample", "none", "none"):
+        choice = Random(seed)
+        for place in choice.sample(range(len(requests)), RETRACTED):
+            requests[place] = replace(requests[place], retract_after=choice.randrange(2, MAX_RETRACT))
     if cell.memory == "session_retract":
         sizes = session_retract(cell.model == "qwen3", int(cell.page_size))
         requests = collisions(requests, sizes, count_tokens, cell.abort == "running")

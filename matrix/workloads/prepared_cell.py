@@ -79,11 +79,12 @@ class PreparedCell:
 
     @cached_property
     def requests(self) -> tuple[RequestSpec, ...]:
-        """The requests of the cell, without renewals of memory or weights for subjects other than the reference
-        engine."""
+        """The requests of the cell, for subjects other than the reference engine without forced retractions and
+        renewals of memory or weights."""
         found = tuple(self.workload(self.cell, self.seed))
-        own = self.subject == REFERENCE or not any(request.renewal for request in found)
-        return found if own else tuple(replace(request, renewal="") for request in found)
+        if self.subject == REFERENCE:
+            return found
+        return tuple(replace(request, renewal="", retract_after=None) for request in found)
 
     @cached_property
     def baseline(self) -> PreparedCell:
@@ -139,6 +140,7 @@ def as_baseline(requests: Sequence[RequestSpec], engine_seed: int) -> tuple[Requ
             after=after,
             seed=engine_seed if request.seed is None else request.seed,
             renewal="",
+            retract_after=None,
         )
         plain += request.completions()
     return tuple(plain)

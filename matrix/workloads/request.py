@@ -57,7 +57,8 @@ class RequestSpec:
 
     `prompt` is text; `name` identifies it across runs (for pairing). `after`: names of requests that must have ended
     before this one is sent. `abort_after`: abort after that many output tokens (0: while queued or before the first
-    token). `closes_after`: close its session after that many output tokens. `refused`: the reason for which it must be
+    token). `retract_after`: retract it, whatever memory is free, once it has that many output tokens; None: never.
+    `closes_after`: close its session after that many output tokens. `refused`: the reason for which it must be
     refused, None if it must not. `beside`: name of a request during which this one is sent. `clock`: seconds to wait
     before it is sent; the engine is idle meanwhile, except with `beside`. `logprobs`: return log-probabilities of the
     output tokens, as `top_logprobs` > 0 (number of alternatives) also does. `prompt_logprobs`: index of the first
@@ -104,6 +105,7 @@ class RequestSpec:
     ebnf: str | None = None
     structural_tag: str | None = None
     reasoning_end_ids: tuple[int, ...] = ()  # the grammar holds behind these tokens only
+    retract_after: int | None = None
     renewal: str = ""  # what the engine, while idle, renews before it is sent: "memory", "weights" or "" for nothing
 
     def completions(self) -> tuple[RequestSpec, ...]:

@@ -86,7 +86,7 @@ decode.batched+ none.mixed_lengths none.burst none.mixed_lengths.tight not none 
 retract.done+ none.tight.mixed_lengths none.tight.mixed_lengths.abort_running none.tight.burst.abort_running
   none.tight.pair none.session_retract.pair.stream.length none.tight.mixed_lengths.rules.length not none.mixed_lengths
   none.tight.pair.stream none.tight.mixed_lengths.rules
-retract.done- none.mixed_lengths not none.tight.mixed_lengths none.session_retract.pair.stream.length
+retract.done- none.mixed_lengths not none.burst none.tight.mixed_lengths none.session_retract.pair.stream.length
 prefix.hit- none.nocache not none
 prefix.hit+ none.m4.mixed_lengths none.m4.burst none.p16.m4.mixed_lengths not none.mixed_lengths
   none.nocache.m4.mixed_lengths none.m4.mixed_lengths.abort_running none.p64.m4.mixed_lengths

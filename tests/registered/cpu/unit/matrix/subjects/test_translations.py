@@ -139,7 +139,7 @@ def test_the_contract_names_what_translate_raised_and_forbids_to_ignore_a_field(
 
 def test_every_request_field_is_in_the_contract_or_no_engines_affair():
     ours = {"own", "name", "prompt", "answer", "after", "session", "closes_after", "refused", "beside", "clock"}
-    ours |= {"stream", "replaced", "renewal"}
+    ours |= {"stream", "replaced", "renewal", "retract_after"}
     assert {each.name for each in dataclasses.fields(RequestSpec)} == ours | set(REQUESTED)
 
 
