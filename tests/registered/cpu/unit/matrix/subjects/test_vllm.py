@@ -30,7 +30,7 @@ from specmatrix.matrix.subjects.vllm.subject import VllmSubject
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import resolve_path
-from tools.record_vllm import CELLS, FILE, command, read, recorded
+from tools.record_vllm import CELLS, FILE, Replay, command, recorded
 
 
 def flags(cell: str, subject: str = "vllm", tier: str = "cpu") -> dict[str, Any]:
@@ -152,34 +152,6 @@ def test_what_vllm_lacks_is_a_reason():
     assert reason("none", temperature=2.5) == "vLLM takes temperatures up to 2"
     assert reason("eagle3.s3.k1", min_p=0.1) == "vLLM takes neither min_p nor logit_bias with speculative decoding"
     assert reason("none", clock=1.0) == "this subject does not translate clock of a request"
-
-
-class Replay:
-    """vLLM's engine as it was recorded; it checks that the adapter sends what it sent then."""
-
-    get_tokenizer: Any = None
-
-    def __init__(self, steps: list[list[dict[str, Any]]]) -> None:
-        self.steps = [list(map(read, step)) for step in steps]
-        self.open: set[str] = set()
-        self.aborted: list[str] = []
-
-    def add_request(self, name: str, prompt: dict[str, list[int]], params: dict[str, Any]) -> None:
-        if len(prompt["prompt_token_ids"]) > 4096:
-            raise ValueError("the prompt is too long")
-        self.open.add(name)
-
-    def abort_request(self, names: list[str]) -> None:
-        self.aborted += names
-        self.open -= set(names)
-
-    def has_unfinished_requests(self) -> bool:
-        return bool(self.open)
-
-    def step(self) -> list[SimpleNamespace]:
-        found = self.steps.pop(0)
-        self.open -= {one.request_id for one in found if all(each.finish_reason for each in one.outputs)}
-        return found
 
 
 traffic = cache(recorded)
