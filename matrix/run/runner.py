@@ -154,6 +154,7 @@ class Runner:
     engine: RunningEngine | None = field(default=None, init=False)
     baselines: Baselines = field(init=False)
     _command: EngineCommand | None = field(default=None, init=False)
+    _version: str | None = field(default=None, init=False)
     _served: tuple[Served, ...] = field(default=(), init=False)
     _texts: SameTexts = field(default_factory=SameTexts, init=False)
     _counted: Mapping[str, int] = field(default_factory=dict, init=False)
@@ -197,7 +198,7 @@ class Runner:
         elif self.explain == "draft" and red and before_trace - began < self._trace_left:
             result = structs.replace(explained(result, self.subject, prepared), timeline=None)
             self._trace_left -= perf_counter() - before_trace
-        result = waive(result, self.waivers, self.subject.name, self.subject.version())
+        result = waive(result, self.waivers, self.subject.name, self._version or self.subject.version())
         starts = self._starts + self.baselines.starts - before
         return structs.replace(result, seconds=perf_counter() - began, engine_starts=starts)
 
@@ -273,6 +274,7 @@ class Runner:
             self._starts += 1
             self.engine = start_engine(self.subject, command)
             self._command = start
+            self._version = self.engine.version if isinstance(self.engine, EngineProcess) else None
         return self.engine
 
     def _applied(self, cell: Cell) -> list[Gate]:

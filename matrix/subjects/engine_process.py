@@ -125,6 +125,11 @@ class EngineProcess(RemoteEngine):
         what = [self.resolved, dict(self._command.checkpoints), self._command.variant]
         return self._hash or hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
+    @property
+    def version(self) -> str | None:
+        """The engine's version, if only the running engine says it."""
+        return self._readback.get("version")
+
     def generate(self, asks: Sequence[Any]) -> list[Answer]:
         """The answers. EngineFailed unless there is one for each ask, in order and under its id."""
         answers = self._call("generate", tuple(asks))

@@ -291,7 +291,7 @@ class RunningEngine(Protocol):
 
     def readback(self) -> Mapping[str, Any]:
         """The running values, read from the running components rather than from the configuration; a subject with an
-        EngineCommand reports them under the names of its flags."""
+        EngineCommand reports them under the names of its flags; `version` is the engine's, if only this one says it."""
         return {}
 
     def counters(self) -> Mapping[str, int]:

@@ -81,10 +81,10 @@ class SglangEngine(RunningEngine):
         return ask_all(asks, self._send, self._ended)
 
     def readback(self) -> Mapping[str, Any]:
-        """The configuration that the server reports now, by flag name."""
+        """The configuration that the server reports now, by flag name, and its `version`."""
         self._running = self._server.get(*INFO)
         flags = self._command.flags
-        return {
+        return {"version": self._running.get("version")} | {
             flag: asked if same(flag, asked, self._running[flag]) else self._running[flag]
             for flag, asked in flags.items()
             if flag in self._running

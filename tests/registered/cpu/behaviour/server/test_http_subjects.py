@@ -322,9 +322,13 @@ def test_a_server_is_started_for_each_cell_and_none_is_left(tmp_path: Path):
     launch += f" --served-model-name={tmp_path}"
     cells = "eagle3.s3.k4.n8.p4.v2.pair.stream or eagle3.s3.k1.p4.v1.pair"
     words = ["--stage", "product", "--cells", cells, "--workers", "1", "--out", str(tmp_path)]
-    assert main(["run", "--subject", "sglang", "--launch", launch, *words]) == 0
-    found = list(load(tmp_path))
-    assert [(cell.state, cell.start.rewrites) for cell in found] == [("PASS", ())] * 2
+    known = "{cells: spec_version=v1, subject: sglang, versions: '>=0.2', gate: finish, reason: x, expiry: 2999-12-31}"
+    (tmp_path / "known.yaml").write_text(f"[{known}]")
+    words += ["--waivers", str(tmp_path / "known.yaml")]
+    assert main(["run", "--subject", "sglang", "--launch", launch, *words]) == 1
+    found = sorted(load(tmp_path), key=lambda cell: cell.state)
+    assert [(cell.state, cell.start.rewrites) for cell in found] == [("FAIL", ()), ("PASS", ())]
+    assert found[0].error.startswith("finish passes again"), "a server that is started here has a version"
     assert {cell.start.resolved and cell.start.resolved["disable_overlap_schedule"] for cell in found} == {True, False}
     ends = monotonic() + 30  # the workers are killed, and the servers end with them
     while left := [path for path in Path("/proc").glob("[0-9]*/cmdline") if names(path, str(tmp_path))]:
