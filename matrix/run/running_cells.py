@@ -8,7 +8,7 @@ from functools import cache, partial
 from itertools import islice
 from operator import ne
 
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.axes import NAMES
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import explain
@@ -38,8 +38,12 @@ def listing(engine: Subject | None, tier: str, cells: Sequence[str] | None) -> L
 def _swept(engine: Subject, known: Sequence[Cell], cells: Sequence[str], stage: str) -> list[Cell]:
     """The smallest cell with more than one request, and cells that cover the request values as strongly as the stage
     does. A value that the engine cannot run, or that no gate judges, gets one cell that reports this."""
-    here = [start for start in known if not cells or any(parse_selector(text).may(start[:1]) for text in cells)]
-    if len(here) != 1:
+    asked = [parse_selector(text) for text in cells]
+    here = [start for start in known if not asked or any(one.may(start.start_key) for one in asked)]
+    if not here:
+        runs = " or ".join(start.id for start in known)
+        raise ConfigError(f"the server runs {runs}, which --cells {' --cells '.join(map(shown, cells))} leaves out")
+    if len(here) > 1:
         names = ", ".join(start.algorithm for start in known)
         raise ConfigError(
             f"the server does not say which drafter it has; name it by --cells algorithm=NAME, one of {names}"
