@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from specmatrix.errors import text_of
+from specmatrix.extras import require
 from specmatrix.files import read_bytes
 from specmatrix.json_text import reject_duplicates
 from specmatrix.reports.compare.rewrites import signature
@@ -220,6 +221,7 @@ def _effective(report: Report, cell: str) -> dict[str, str]:
 
 
 def _frame(rows: Iterable[Mapping[str, Json]]) -> DataFrame:
+    require("pandas")
     import pandas as pd
 
     return pd.DataFrame(list(rows))

@@ -115,7 +115,7 @@ def test_several_selectors_pick_the_cells_of_each_and_every_one_once():
     assert chosen_cells("cpu", "smoke", [page, pair], 1) == alone[1]
 
 
-@pytest.mark.parametrize(("cell", "status"), [("eagle3.s3.k4.n8", 0), ("eagle3.k4", 2), ("none.k4", 2)])
+@pytest.mark.parametrize(("cell", "status"), [("eagle3.s3.k4.n8", 0), ("eagle3.k4", 2), ("none.mixed", 2)])
 def test_explaining_a_refused_cell_is_no_success(cell, status, capsys):
     assert main(["explain", cell]) == status
     assert main(["explain", "eagle3.pair", cell, "--json"]) == status

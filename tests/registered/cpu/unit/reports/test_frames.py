@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import specmatrix
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.faults.kill_matrix import Kill, Matrix
 from specmatrix.matrix.faults.loader import catalogue
 from specmatrix.reports.schema import GateResult, ReportError
@@ -105,6 +106,12 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, faults, make_c
 def test_a_kill_matrix_alone_has_no_cells(faults):
     with pytest.raises(ReportError, match="no report was loaded; load the directory of a run"):
         _ = specmatrix.load(faults).cells
+
+
+def test_a_frame_without_pandas_names_the_extra_that_has_it(faults, monkeypatch):
+    monkeypatch.setattr("specmatrix.extras.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"^pandas is not installed; install the extra: .*specmatrix\[pandas\]"):
+        _ = specmatrix.load(faults).kills
 
 
 def test_neither_import_nor_comparison_nor_collection_waits_for_pandas_or_torch(tmp_path, make_cell, write_report):
