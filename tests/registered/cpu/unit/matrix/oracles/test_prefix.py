@@ -30,7 +30,7 @@ def test_how_far_draft_kv_looks_ahead(cell_id, layered, span):
     assert span_of(cell, {"enable_multi_layer_eagle": layered, "num_steps": steps}) == span
 
 
-@pytest.mark.parametrize("cell_id", ["nextn.deepseek.s2.v2.m4.burst", "eagle3.s5.v2.m4.burst"])
+@pytest.mark.parametrize("cell_id", ["nextn.deepseek.s2.v2.m4.mixed_lengths", "eagle3.s5.v2.m4.mixed_lengths"])
 def test_real_runs_read_their_own_pages_and_one_different_token_is_found(measured, cell_id):
     found, run = measured(cell_id), measured(cell_id).run
     outcome = found.judge(ScheduleGate())
