@@ -42,7 +42,11 @@ def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, A
         "strict_memory": loop.strict_memory,
         "kv_stamps": pool.stamps is not None,
         "window": executor.kv.groups[-1].window,
-        "window_pages": sum(group.num_pages for group in groups[1:]),
+        "window_pages": sum(
+            group.num_pages
+            for group, on_device in zip(groups, executor.kv.groups, strict=True)
+            if on_device.window is not None
+        ),
         "enable_deterministic_inference": pool.deterministic,
         "row_invariant_matmul": executor.target.row_form,
         "cuda_graph_max_bs": 0 if executor.graphs is None else executor.graphs.max_batch,

@@ -12,10 +12,13 @@ from specmatrix.matrix.cells.axes import AXES, INDEX, NAMES, OWN_VALUES, START_A
 from specmatrix.matrix.cells.start_settings import CORPUS, session_retract
 from specmatrix.matrix.cells.start_settings import TEXTS as SLOTS
 
-# Zoo names: the target of each value of `model`, and its drafts; Mistral uses Llama's.
+# Zoo names: the target of each value of `model`, and its drafts; Mistral and the hybrids use Llama's standalone one.
 MODELS: Final = {
-    "llama": "llama-mini", "qwen3": "qwen3-mini", "deepseek": "deepseek-mini", "mistral": "mistral-mini"
+    "llama": "llama-mini", "qwen3": "qwen3-mini", "deepseek": "deepseek-mini", "mistral": "mistral-mini",
+    "qwen3next": "qwen3next-mini", "qwen35": "qwen35-mini",
 }  # fmt: skip
+# Those with a recurrent state.
+HYBRIDS: Final = frozenset({"qwen3next", "qwen35"})
 DRAFTS: Final = {
     ("llama", "standalone"): "llama-mini-standalone",
     ("llama", "eagle3"): "llama-mini-eagle3",
@@ -24,6 +27,9 @@ DRAFTS: Final = {
     ("qwen3", "standalone"): "qwen3-mini-standalone",
     ("qwen3", "eagle3"): "qwen3-mini-eagle3",
     ("mistral", "standalone"): "llama-mini-standalone",
+    ("qwen3next", "standalone"): "llama-mini-standalone",
+    ("qwen35", "standalone"): "llama-mini-standalone",
+    ("qwen35", "eagle3"): "qwen35-mini-eagle3",
 }
 # The n-gram lookup mode per model, so that all modes are covered without another axis: most recent match first, most
 # frequent first, corpus first.

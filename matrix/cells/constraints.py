@@ -145,6 +145,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     _lifted("no-step-in-flight", "algorithm", "spec_version"),
     _lifted("nothing-bundled", "algorithm", "model"),
     _lifted("window-uncached", "model", "prefix_cache"),
+    _lifted("state-uncached", "model", "prefix_cache"),
     _lifted("uneven-ranks", "model", "tp", "prefix_cache"),
     Constraint(
         "no-draft-trained",

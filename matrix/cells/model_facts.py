@@ -12,6 +12,15 @@ from specmatrix.matrix.cells.cell import Cell
 VOCABULARY: Final = 768
 CONTEXT: Final = 4096
 LAYERS: Final = 4
+
+
+def _hybrid(architecture: str, hidden: int, widths: tuple[int, ...]) -> Facts:
+    """The facts of a hybrid of six layers with an MTP head."""
+    head = DraftFacts(f"{architecture}NextN", VOCABULARY, hidden, hidden, aux_layers=(FINAL,), prediction_layers=1)
+    sizes = VOCABULARY, hidden, 6, CONTEXT
+    return Facts(architecture, *sizes, bundled=head, heads=4, kv_heads=2, recurrent=True, widths=widths)
+
+
 TARGETS: Final[dict[str, Facts]] = {
     "llama-mini": Facts("LlamaForCausalLM", VOCABULARY, 128, LAYERS, CONTEXT, heads=4, kv_heads=2, widths=(384,)),
     "qwen3-mini": Facts(
@@ -27,6 +36,8 @@ TARGETS: Final[dict[str, Facts]] = {
     "mistral-mini": Facts(
         "MistralForCausalLM", VOCABULARY, 144, LAYERS, CONTEXT, window=56, heads=6, kv_heads=2, widths=(304,)
     ),
+    "qwen3next-mini": _hybrid("Qwen3NextForCausalLM", 96, (192, 36)),
+    "qwen35-mini": _hybrid("Qwen3_5ForCausalLM", 112, (224,)),
 }
 DRAFTS: Final[dict[str, DraftFacts]] = {
     "llama-mini-standalone": DraftFacts("LlamaForCausalLM", VOCABULARY, 64),
@@ -37,6 +48,7 @@ DRAFTS: Final[dict[str, DraftFacts]] = {
     ),
     "qwen3-mini-standalone": DraftFacts("Qwen3ForCausalLM", VOCABULARY, 72),
     "qwen3-mini-eagle3": DraftFacts("LlamaForCausalLMEagle3", VOCABULARY, 112, 112, VOCABULARY, aux_layers=(1, 3)),
+    "qwen35-mini-eagle3": DraftFacts("LlamaForCausalLMEagle3", VOCABULARY, 80, 112, 320, aux_layers=(1, 3, 5)),
 }
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, TypeAlias
 
-from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.cell import HYBRIDS, Cell
 from specmatrix.matrix.cells.start_settings import spares
 from specmatrix.matrix.subjects.protocol import Run
 from specmatrix.matrix.workloads.build import aborted_late
@@ -260,7 +260,12 @@ def _repeats(cell: Cell, run: Run) -> bool:
 
 def _inherits(cell: Cell, run: Run) -> bool:
     """With memory for all, or for two first turns of a pair, no session's KV is dropped before its second turn."""
-    return cell.session == "streaming" and (cell.memory == "ample" or _snug_pair(cell))
+    return _holds(cell, run) and (cell.memory == "ample" or _snug_pair(cell))
+
+
+def _holds(cell: Cell, run: Run) -> bool:
+    """Turns leave KV to their session; a recurrent state is sure to end with a text only without drafts and overlap."""
+    return _streams(cell, run) and (cell.model not in HYBRIDS or (cell.algorithm, run.resolved["lag"]) == ("none", 0))
 
 
 def _snug_pair(cell: Cell) -> bool:
@@ -269,12 +274,12 @@ def _snug_pair(cell: Cell) -> bool:
 
 def _oversubscribed(cell: Cell, run: Run) -> bool:
     """Eight conversations need far more KV than tight memory holds."""
-    return (cell.session, cell.memory, cell.batch) == ("streaming", "tight", "burst")
+    return (cell.memory, cell.batch) == ("tight", "burst") and _holds(cell, run)
 
 
 def _rolls_back(cell: Cell, run: Run) -> bool:
-    """A session's second turn is aborted; a sliding window may no longer hold its start."""
-    return _inherits(cell, run) and cell.abort == "running" and _windowless(cell, run)
+    """A session's second turn is aborted; a sliding window may no longer hold its start, a state is beyond it."""
+    return _inherits(cell, run) and cell.abort == "running" and _windowless(cell, run) and cell.model not in HYBRIDS
 
 
 def _waits(cell: Cell, run: Run) -> bool:
@@ -349,9 +354,8 @@ EVIDENCE: Final[tuple[Evidence, ...]] = (
     ),
     *_exactly("session.timed_out", _streams, "an idle session must time out", "no session has a timeout"),
     Evidence("session.dropped", True, "the sessions need more KV than memory holds", _oversubscribed),
-    *_exactly(
-        "session.held", _streams, "a streaming session must keep its KV between turns", "no streaming session keeps KV"
-    ),
+    Evidence("session.held", True, "a streaming session must keep its KV between turns", _holds),
+    Evidence("session.held", False, "no streaming session keeps KV", _not(_streams)),
     Evidence("session.inherited", True, "a turn must inherit its session's KV", _inherits),
     Evidence("session.spared", True, "a retracted turn must keep the KV that it inherited", _spares),
     Evidence("session.restored", True, "a retracted turn must resume from the KV that it inherited", _spares),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from specmatrix.matrix.oracles.page_group import BrokenLawError, PageGroupAudit, law
+from specmatrix.matrix.oracles.page_group import STATE, BrokenLawError, PageGroupAudit, StateAudit, law
 from specmatrix.matrix.subjects.protocol import Journal
 
 HEADER: Final = "groups"
@@ -126,7 +126,7 @@ class Audit:
         law(0 <= accepted <= width, f"{accepted} positions are accepted of a step of width {width}")
         holding.committed += accepted
         for group, freed in zip(self.groups, pages, strict=True):
-            group.slide(rid, freed)
+            group.slide(rid, freed, holding.committed)
         self._reads(rid, holding.committed)
 
     def _cancel(self, rid: int, width: int, pages: Sequence[tuple[int, ...]]) -> None:
@@ -183,7 +183,7 @@ class Audit:
 def audit(journal: Journal) -> Audit:
     """Replay a journal from an empty ledger. AuditError at the first entry that breaks a law."""
     size, groups = groups_of(journal)
-    replayed = Audit([PageGroupAudit(size, *sizes) for sizes in groups])
+    replayed = Audit([(StateAudit if sizes[0] == STATE else PageGroupAudit)(size, *sizes) for sizes in groups])
     for index, (operation, rid, amount, pages) in enumerate(journal[1:], 1):
         if operation not in replayed.operations:
             raise AuditError(f"journal entry {index} has the unknown operation {operation!r}", index, rid)

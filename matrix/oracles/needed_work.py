@@ -17,7 +17,8 @@ class WorkMismatch(Exception):
 class Sizes(NamedTuple):
     """chunk: tokens of a prefill step, None for any number. rows: requests that run at once. width: positions of the
     widest round; branches: children of a node, if a row has no more nodes than what is left of its length can emit,
-    else 0. span: tokens past a page that its KV depends on. window: (tokens, pages) of sliding layers."""
+    else 0. span: tokens past a page that its KV depends on. window: (tokens, pages) of sliding layers. recurrent: a
+    session keeps a state, so it continues at its last committed position or not at all."""
 
     pages: int
     page: int
@@ -29,6 +30,7 @@ class Sizes(NamedTuple):
     caches: bool
     window: tuple[int, int] | None = None
     branches: int = 0
+    recurrent: bool = False
 
     @property
     def overrun(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 CACHE: Final = -1
+STATE: Final = 2  # the kind of recurrent states
 
 
 class BrokenLawError(Exception):
@@ -29,14 +30,15 @@ class Lane:
 
 class PageGroupAudit:
     """Pages 1..`pages`; one without an owner is free. A query at position q reads from q - tokens + 1 on, or, with kind
-    0, all positions before it."""
+    0, all positions before it; kind 2 is a `StateAudit`."""
 
     def __init__(self, size: int, kind: int, pages: int, tokens: int = 0, margin: int = 0) -> None:
-        self.name = ("page", "window page")[kind]
+        self.name = ("page", "window page", "state page")[kind]
         self.size, self.pages, self.tokens = size, pages, tokens if kind else None
         self.owner: dict[int, int] = {}
         self.users: dict[int, int] = {}  # cached page -> accounts that read it
         self.lanes: dict[int, Lane] = {}
+        self.length: dict[int, int] = {}  # of states: positions in them, by account
 
     def open(self, account: int, shared: tuple[int, ...]) -> None:
         for page in shared:
@@ -62,8 +64,8 @@ class PageGroupAudit:
         reserved = (lane.first + len(lane.pages)) * self.size
         law(end <= reserved, f"a step writes up to position {end}, but {reserved} positions have a {self.name}")
 
-    def slide(self, account: int, freed: tuple[int, ...]) -> None:
-        """Free the first pages."""
+    def slide(self, account: int, freed: tuple[int, ...], committed: int) -> None:
+        """Free the first pages, once `committed` positions are committed."""
         lane = self.lanes[account]
         law(tuple(lane.pages[: len(freed)]) == freed, f"the freed {self.name}s are not the account's first ones")
         self._free(freed)
@@ -124,3 +126,32 @@ class PageGroupAudit:
     def _free(self, pages: tuple[int, ...]) -> None:
         for page in pages:
             del self.owner[page]
+
+
+class StateAudit(PageGroupAudit):
+    """Recurrent states: one page per account, whatever its length. A step begins at the positions committed by the last
+    one, or at 0 with zeros."""
+
+    def cover(self, account: int, added: tuple[int, ...], end: int) -> None:
+        super().cover(account, added, self.size)
+
+    def writes(self, account: int, end: int) -> None:
+        law(bool(self.lanes[account].pages), f"a step writes without a {self.name}")
+
+    def slide(self, account: int, freed: tuple[int, ...], committed: int) -> None:
+        law(not freed, f"the {self.name}s {freed} are freed while their account runs")
+        self.length[account] = committed
+
+    def reads(self, account: int, position: int) -> None:
+        length = self.length.get(account, 0)
+        law(position in (0, length), f"a step begins at position {position}, but its state is that of {length}")
+
+    def room(self, account: int, position: int) -> int:
+        return 0
+
+    def trim(self, account: int, freed: tuple[int, ...], keep: int) -> None:
+        law(not freed, f"the {self.name}s {freed} are freed while their session is held")
+
+    def close(self, account: int) -> None:
+        super().close(account)
+        self.length.pop(account, None)

@@ -303,7 +303,7 @@ class WorkReplay:
             row = self.rows[account]
             del self.held[account]
             request.inherited = row.committed
-            most = min(self.sizes.span, row.committed - len(row.shared) * self.sizes.page)
+            most = min(self.sizes.span * (not self.sizes.recurrent), row.committed - len(row.shared) * self.sizes.page)
             if again != most and self.sizes.window is None:
                 raise self._wrong(f"{name} computes {most} positions of its session again", f"{again}", request)
             row.committed -= again
@@ -444,7 +444,9 @@ class WorkReplay:
         row, account = self._row(request), request.sent.account
         undone = request.aborted or request.retracting
         keep = request.inherited if undone else min(request.known, max(row.committed, row.kept))
-        keeps = request.sent.keeps and keep > 0
+        # A state is kept whole, with draft KV that depends on no token past the text.
+        whole = keep == row.committed and keep + self.sizes.span <= request.known
+        keeps = request.sent.keeps and keep > 0 and (whole or not self.sizes.recurrent)
         gone = undone and self.sizes.window is not None  # what it had inherited may have left the window
         if operation == "donate" or ((operation == "hold") != keeps and not (keeps and gone)):
             raise self._wrong(

@@ -16,6 +16,7 @@ from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.evaluate import captured_layers
 from specmatrix.matrix.zoo.heads import Head, whole
+from specmatrix.matrix.zoo.hybrid_net import HybridNet
 from specmatrix.matrix.zoo.net import CausalNet, rope_table
 from specmatrix.matrix.zoo.recipes import RECIPES
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
@@ -126,6 +127,13 @@ DRAFTS = {
     "qwen3-mini": {"standalone": "qwen3-mini-standalone", "eagle3": "qwen3-mini-eagle3"},
     "deepseek-mini": {"nextn": "deepseek-mini", SINGLE: "deepseek-mini"},
     "mistral-mini": {"standalone": "llama-mini-standalone"},
+    "qwen3next-mini": {"nextn": "qwen3next-mini", SINGLE: "qwen3next-mini", "standalone": "llama-mini-standalone"},
+    "qwen35-mini": {
+        "nextn": "qwen35-mini",
+        SINGLE: "qwen35-mini",
+        "eagle3": "qwen35-mini-eagle3",
+        "standalone": "llama-mini-standalone",
+    },
 }
 
 
@@ -163,9 +171,9 @@ class Drafts:
         captured = target(torch.tensor([tokens]), aux=captured_layers(self.recipes[algorithm]))[1]
         assert captured is not None
         if found is None:
-            assert isinstance(target, DeepseekNet)
+            assert isinstance(target, DeepseekNet | HybridNet)
             heads = [target.bundled(index) for index in range(target.shape.bundled)]
-            if key_of(algorithm, shape)[1]:
+            if len(heads) > 1 and key_of(algorithm, shape)[1]:
                 return RotatedDraft(heads, tokens, captured[0])
             return HeadDraft(heads[0], torch.arange(target.shape.vocab), tokens, captured[0])
         net, kept = found

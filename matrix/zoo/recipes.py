@@ -221,20 +221,13 @@ RECIPES: dict[str, Recipe] = {
             ),
             Fit(steps=4000, share=0.5, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=10, family="mistral",
         ),
-    )
-}  # fmt: skip
-
-# Recipes without a committed checkpoint: `specmatrix zoo train` takes them, and nothing else knows them.
-PLANNED: dict[str, Recipe] = {
-    recipe.name: recipe
-    for recipe in (
         Recipe(
             "qwen3next-mini", "target",
             HybridShape(
                 hidden=96, layers=6, heads=4, kv_heads=2, intermediate=192, key_heads=2, value_heads=6, key_dim=16,
                 value_dim=24, experts=6, chosen=2, expert_intermediate=36,
             ),
-            Fit(steps=5000, share=0.62, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=11, family="qwen3_next",
+            Fit(steps=2770, share=0.62, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=11, family="qwen3_next",
             unroll=5, bundled_fit=Fit(steps=1000, share=0.18, batch_tokens=24_576, peak_rate=2e-3, prompt_weight=0.0),
         ),
         Recipe(
@@ -243,15 +236,22 @@ PLANNED: dict[str, Recipe] = {
                 hidden=112, layers=6, heads=4, kv_heads=2, intermediate=224, key_heads=2, value_heads=6, key_dim=20,
                 value_dim=16, tied=True, rope_theta=20_000.0,
             ),
-            Fit(steps=5000, share=0.55, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=12, family="qwen3_5",
+            Fit(steps=2801, share=0.55, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=12, family="qwen3_5",
             unroll=5, bundled_fit=Fit(steps=1000, share=0.14, batch_tokens=24_576, peak_rate=2e-3, prompt_weight=0.0),
         ),
         Recipe(
             "qwen35-mini-eagle3", "eagle3",
             ModelShape(hidden=80, layers=1, heads=3, kv_heads=1, intermediate=256, eps=1e-6),
-            Fit(steps=1000, share=0.14, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
+            Fit(steps=965, share=0.14, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
             seed=13, target="qwen35-mini", aux_layers=(0, 2, 4), draft_vocab=320, unroll=7,
         ),
+    )
+}  # fmt: skip
+
+# Recipes without a committed checkpoint: `specmatrix zoo train` takes them, and nothing else knows them.
+PLANNED: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
         # Answers in JSON, so that accuracy and acceptance under a grammar mean something.
         Recipe(
             "llama-mini-json", "target", ModelShape(hidden=128, layers=4, heads=4, kv_heads=2, intermediate=384),

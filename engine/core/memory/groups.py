@@ -36,12 +36,14 @@ class PageGroup(ABC):
     """A group's pages, numbered from 1, as page 0 is padding on the device. Each is owned by FREE, CACHE or an account.
 
     name: in messages. fix: what a user changes if a request needs more pages than there are. sets_aside: admission
-    frees all pages that the running requests may still need, so that none is retracted for lack of them.
+    frees all pages that the running requests may still need, so that none is retracted for lack of them. rewinds: a turn
+    can compute the last positions of its session again.
     """
 
     name: ClassVar[str]
     fix: ClassVar[str]
     sets_aside: ClassVar[bool] = False
+    rewinds: ClassVar[bool] = True
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         if num_pages < 1 or page_size < 1:
@@ -270,6 +272,7 @@ class RecurrentState(PageGroup):
 
     name = "recurrent-state"
     fix = "raise max_running_requests"
+    rewinds = False
 
     def reads_from(self, position: int) -> int:
         return position

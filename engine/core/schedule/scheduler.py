@@ -210,6 +210,10 @@ class Scheduler:
         keep = request.inherited if undone else min(request.num_tokens, computed)
         if not keep or not self.ledger.reaches(request.account, keep):
             return 0
+        # Draft KV of the last positions depends on tokens that the user may not have seen.
+        unseen = keep + self.cache.key_span > request.num_tokens
+        if unseen and not all(group.rewinds for group in self.ledger.groups):
+            return 0
         if undone:
             self.counters.hit("session.spared" if request.retracting else "session.rolled_back")
         else:

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
-from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.cell import HYBRIDS, Cell
 from specmatrix.matrix.subjects.limits import AxisLimit, chains_only, defaults_only
 from specmatrix.matrix.subjects.protocol import (
     AcceptanceRule,
@@ -51,10 +51,11 @@ DRAFTERS: Final[Mapping[str, str]] = {
     "eagle3": "transformers has no EAGLE drafter",
     "dflash": "transformers' DFlash drafter takes only the assistant of Muse Glimmer",
 }
-UNCACHED: Final = "transformers has no prefix cache to disable; with windows the cells of every engine run without one"
+UNCACHED: Final = "transformers has no prefix cache to disable; every engine's cells with windows or states lack one"
 CHAINS: Final = "transformers drafts chains only"
 SIZES: Final = "transformers verifies all drafts of a chain, so draft_tokens must be steps + 1"
 LAYERS: Final = "transformers' MTP drafts one token per prediction layer, and the zoo's target has two layers"
+STATEFUL: Final = "transformers refuses assisted generation of models with a recurrent state"
 LOOKUP: Final = "transformers' prompt lookup has no depth besides its number of tokens"
 VARIANT: Final = "this variant of the subject changes only how a standalone draft runs"
 # The matrix's automatic depth of a chain; transformers' defaults for depth and confidence.
@@ -74,8 +75,8 @@ READ: Final = frozenset(
         *("repetition_penalty", "logit_bias", "bad_words_ids", "allowed_token_ids", "own"),
     }
 )
-# Targets with sliding windows in some or all layers.
-WINDOWED: Final = ("qwen3", "mistral")
+# Targets with sliding windows or recurrent states in some or all layers.
+UNSHARED: Final = frozenset({"qwen3", "mistral", *HYBRIDS})
 # Rules of generate() over ids of the target that end an assistant with another vocabulary.
 TARGET_IDS: Final = ("sequence_bias", "watermarking_config")
 OWN_DEPTHS: Final = dict.fromkeys(
@@ -167,10 +168,13 @@ class TransformersSubject(Subject):
         uncached = AxisLimit(
             UNCACHED,
             ("model", "prefix_cache"),
-            lambda cell: cell.prefix_cache == "off" and cell.model not in WINDOWED,
+            lambda cell: cell.prefix_cache == "off" and cell.model not in UNSHARED,
         )
         own = [variant] if self.schedule else []
-        return (*unknown, *own, *defaults_only(ABSENT), uncached, lookup, layers, *chains_only(CHAINS, SIZES))
+        state = AxisLimit(
+            STATEFUL, ("algorithm", "model"), lambda cell: cell.algorithm != "none" and cell.model in HYBRIDS
+        )
+        return (*unknown, *own, *defaults_only(ABSENT), uncached, lookup, layers, state, *chains_only(CHAINS, SIZES))
 
     def _flags(self, cell: Cell) -> dict[str, Any]:
         """Arguments that all requests of a start share."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
+from specmatrix.matrix.cells.cell import HYBRIDS
 from specmatrix.matrix.subjects.environment import SUFFIX, VLLM
 from specmatrix.matrix.subjects.limits import AxisLimit, chains_only, defaults_only
 from specmatrix.matrix.subjects.protocol import (
@@ -49,6 +50,7 @@ BLOCKWISE: Final = "vLLM has block verification in its second model runner only,
 SIZES: Final = "vLLM verifies all drafts of a chain, so draft_tokens must be steps + 1"
 BLOCKS: Final = "vLLM's attention takes no block of this size"
 RANKS: Final = "vLLM's CPU build runs here in one process"
+HYBRID: Final = "vLLM has not been shown to run gated delta nets on a CPU"
 WAITS: Final = "vLLM schedules n-gram drafts synchronously"
 RULES: Final = "vLLM takes no temperature above 2"
 BIASED: Final = "vLLM takes neither min_p nor logit_bias with speculative decoding"
@@ -189,6 +191,7 @@ class VllmSubject(Subject):
         )
         if device == "cpu":
             yield AxisLimit(RANKS, ("tp",), lambda cell: cell.ranks > 1)
+            yield AxisLimit(HYBRID, ("model",), lambda cell: cell.model in HYBRIDS)
 
     def _flags(self, prepared: PreparedCell, device: str) -> dict[str, Any]:
         """Engine arguments that all requests of a start share."""

@@ -26,7 +26,7 @@ from specmatrix.kernels.tree_layout import tree_layout
 from specmatrix.matrix.zoo.checkpoint import new_net, read_net, write
 from specmatrix.matrix.zoo.heads import whole
 from specmatrix.matrix.zoo.net import FINAL, rope_table
-from specmatrix.matrix.zoo.recipes import PLANNED
+from specmatrix.matrix.zoo.recipes import RECIPES
 from specmatrix.matrix.zoo.registry import HERE
 from tests.support.drafter_harness import Drafting, paths, run
 
@@ -82,11 +82,11 @@ class Foresight:
 @pytest.fixture(scope="module", params=["qwen3next-mini", "qwen35-mini"])
 def folder(request, tmp_path_factory):
     torch.manual_seed(1)
-    net, made = new_net(PLANNED[request.param]), tmp_path_factory.mktemp(request.param)
+    net, made = new_net(RECIPES[request.param]), tmp_path_factory.mktemp(request.param)
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.copy_((parameter * 2 + 0.05 * torch.randn_like(parameter)).half().float())
-    write(made, PLANNED[request.param], net, (HERE / "data" / "tokenizer.json").read_text(encoding="utf-8"))
+    write(made, RECIPES[request.param], net, (HERE / "data" / "tokenizer.json").read_text(encoding="utf-8"))
     return made
 
 
@@ -171,7 +171,7 @@ class WholeHead:
     """The zoo's MTP head over whole sequences."""
 
     def __init__(self, folder) -> None:
-        self.net = read_net(folder, PLANNED[folder.name[:-1]], torch.device("cpu"))
+        self.net = read_net(folder, RECIPES[folder.name[:-1]], torch.device("cpu"))
 
     def run(self, tokens, states):
         table = rope_table(self.net.shape, torch.arange(len(tokens)))

@@ -46,11 +46,14 @@ SEVERAL = (
     {"algorithm": "eagle3", "batch": "mixed_lengths", "steps": "3"},
     {"algorithm": "eagle3", "batch": "mixed_lengths", "steps": "3", "topk": "4"},
 )
-# The same for Mistral's cells.
+# The same for Mistral's and hybrids' cells.
 WINDOWS = tuple(
     {"prefix_cache": "off"} | beside
     for beside in (
         {"batch": "mixed_lengths"},
+        {"batch": "pair", "finish": "length"},
+        {"batch": "pair", "finish": "length", "session": "streaming"},
+        {"algorithm": "nextn", "batch": "pair", "sampling": "mixed"},
         *({"algorithm": name, "batch": "pair"} for name in ("none", "standalone", "ngram")),
     )
 )
@@ -81,7 +84,7 @@ def test_every_constraint_forbids_a_cell_alone(constraint):
         for beside in ({}, *SEVERAL, *WINDOWS, *DRAWN)
         if {row.get("tp", "1"), row.get("acceptance", "match"), row.get("verify", "whole")} - {"1", "match", "whole"}
         or not beside
-        or constraint.name.startswith("few-")
+        or constraint.name.startswith(("few-", "state-"))
     ]
     assert any(constraints.explain(cell) == (constraint,) for cell in alone)
 

@@ -25,7 +25,8 @@ def test_each_algorithm_brings_its_draft():
 
 def test_each_model_is_its_own_target():
     models = {"llama": ("Llama", None, 0), "qwen3": ("Qwen3", 48, 0), "deepseek": ("DeepseekV3", None, 2)}
-    for model, (name, window, bundled) in (models | {"mistral": ("Mistral", 56, 0)}).items():
+    models |= {"mistral": ("Mistral", 56, 0), "qwen3next": ("Qwen3Next", None, 1), "qwen35": ("Qwen3_5", None, 1)}
+    for model, (name, window, bundled) in models.items():
         facts = zoo_facts(Cell(model=model))
         assert (facts.architecture, facts.window) == (f"{name}ForCausalLM", window)
         assert (facts.bundled.prediction_layers if facts.bundled else 0) == bundled
@@ -33,8 +34,7 @@ def test_each_model_is_its_own_target():
 
 def test_every_draft_of_the_zoo_is_on_the_axes():
     for (model, algorithm), draft in DRAFTS.items():
-        owner = "llama-mini" if model == "mistral" else MODELS[model]
-        assert RECIPES[draft].target == owner and algorithm in axis("algorithm").names
+        assert RECIPES[draft].target in (MODELS[model], "llama-mini") and algorithm in axis("algorithm").names
     assert set(MODELS) == set(axis("model").names) and set(MODELS.values()) == set(TARGETS)
     assert {*MODELS.values(), *DRAFTS.values()} == set(RECIPES)
 

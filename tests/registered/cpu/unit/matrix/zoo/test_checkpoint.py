@@ -8,19 +8,21 @@ from specmatrix.engine.models.loader import facts
 from specmatrix.matrix.cells.model_facts import model_facts
 from specmatrix.matrix.zoo import card
 from specmatrix.matrix.zoo.checkpoint import read_net
+from specmatrix.matrix.zoo.decode import greedy
 from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
 from specmatrix.matrix.zoo.evaluate import data_hash, recipe_of
+from specmatrix.matrix.zoo.hybrid_net import HybridNet
 from specmatrix.matrix.zoo.layouts import architecture_of
 from specmatrix.matrix.zoo.net import FINAL, Cache
 from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, RotatedDraft
-from specmatrix.matrix.zoo.recipes import DATA, RECIPES, LatentShape, ModelShape
+from specmatrix.matrix.zoo.recipes import DATA, RECIPES, HybridShape, LatentShape, ModelShape
 from specmatrix.matrix.zoo.registry import CHECKPOINTS, NAMES
 from tests.support.refusals import refusal
 
 MODELS = [name for name, recipe in RECIPES.items() if recipe.kind in ("target", "standalone")]
 LLAMAS = ["llama-mini", "llama-mini-standalone"]
 COPIES = ("shared_head.head.weight", "embed_tokens.weight")
-BUNDLED = ("model.layers.4.", "model.layers.5.")
+BUNDLED = ("model.layers.4.", "model.layers.5.", "mtp.")
 
 
 @pytest.mark.parametrize("name", LLAMAS)
@@ -81,7 +83,7 @@ def test_transformers_loads_it_unchanged_and_gives_the_same_logits(name, monkeyp
     expected = model(input_ids=tokens).logits
     ours, _ = read_net(folder, RECIPES[name], torch.device("cpu"))(tokens)
     assert expected.abs().max() > 10.0
-    assert (ours - expected).abs().max() < 1e-4
+    assert (ours - expected).abs().max() < (1e-3 if isinstance(shape, HybridShape) else 1e-4)
     if getattr(shape, "sliding", ()):
         model.config.sliding_window = 120
         assert (model(input_ids=tokens).logits - expected).abs().max() > 1.0
@@ -127,7 +129,10 @@ def test_decoding_with_a_cache_is_decoding_without(name):
     whole, _ = net(tokens)
     cache = Cache(70)
     parts = [net(tokens[:, :50], cache)[0], *(net(tokens[:, i : i + 1], cache)[0] for i in range(50, 70))]
-    assert (torch.cat(parts, 1) - whole).abs().max() < 1e-4
+    hybrid = isinstance(net, HybridNet)  # transformers' chunks and its recurrence are two sums
+    assert (torch.cat(parts, 1) - whole).abs().max() < (3e-3 if hybrid else 1e-4)
+    prompts = [row[:length] for row, length in zip(tokens.tolist(), (40, 23), strict=True)]
+    assert greedy(net, prompts, 12) == [greedy(net, [prompt], 12)[0] for prompt in prompts]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -151,11 +156,12 @@ def test_shapes_differ_wherever_a_layout_allows_it_and_other_engines_serve_them(
             ours, theirs = RECIPES[name], RECIPES[target].shape
             assert ours.shape.intermediate != theirs.intermediate and ours.shape.heads != theirs.heads
             assert isinstance(theirs, LatentShape) or ours.shape.layers != theirs.layers
-    assert len({RECIPES[target].shape.hidden for target in DRAFTS}) == len(DRAFTS)
+    assert len({(RECIPES[name].shape.hidden, RECIPES[name].shape.layers) for name in DRAFTS}) == len(DRAFTS)
     for recipe in RECIPES.values():
         if isinstance(recipe.shape, ModelShape):
             assert recipe.shape.head_dim in (32, 64, 80, 96, 112, 128)
-            assert recipe.family == "qwen3" or recipe.shape.hidden % recipe.shape.heads == 0
+            free = recipe.family == "qwen3" or recipe.name == "qwen35-mini-eagle3"
+            assert free or recipe.shape.hidden % recipe.shape.heads == 0
 
 
 def test_heads_without_a_vocabulary_of_their_own_bring_no_embedding_and_no_head():
@@ -192,7 +198,7 @@ def test_deepseeks_checkpoint_is_that_of_the_published_model():
         assert bias.dtype == torch.float32 and bias.abs().max() > 0.01
         assert tensors[f"{at}mlp.experts.7.down_proj.weight"].shape == (shape.hidden, shape.expert_intermediate)
         assert tensors[f"{at}self_attn.kv_a_proj_with_mqa.weight"].shape == (32 + 16, shape.hidden)
-    for at in BUNDLED:
+    for at in BUNDLED[:2]:
         assert torch.equal(tensors[f"{at}shared_head.head.weight"], tensors["lm_head.weight"])
         assert torch.equal(tensors[f"{at}embed_tokens.weight"], tensors["model.embed_tokens.weight"])
         assert tensors[f"{at}eh_proj.weight"].shape == (shape.hidden, 2 * shape.hidden)
