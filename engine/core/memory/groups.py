@@ -36,8 +36,8 @@ class PageGroup(ABC):
     """A group's pages, numbered from 1, as page 0 is padding on the device. Each is owned by FREE, CACHE or an account.
 
     name: in messages. fix: what a user changes if a request needs more pages than there are. sets_aside: admission
-    frees all pages that the running requests may still need, so that none is retracted for lack of them. rewinds: a turn
-    can compute the last positions of its session again.
+    frees all pages that the running requests may still need, so that none is retracted for lack of them. rewinds: a
+    turn can compute the last positions of its session again.
     """
 
     name: ClassVar[str]
