@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
-from specmatrix.matrix.cells.cell import HYBRIDS
 from specmatrix.matrix.subjects.environment import SUFFIX, VLLM
 from specmatrix.matrix.subjects.limits import AxisLimit, chains_only, defaults_only
 from specmatrix.matrix.subjects.protocol import (
@@ -191,7 +190,7 @@ class VllmSubject(Subject):
         )
         if device == "cpu":
             yield AxisLimit(RANKS, ("tp",), lambda cell: cell.ranks > 1)
-            yield AxisLimit(HYBRID, ("model",), lambda cell: cell.model in HYBRIDS)
+            yield AxisLimit(HYBRID, ("model",), lambda cell: cell.model in ("qwen3next", "qwen35"))
 
     def _flags(self, prepared: PreparedCell, device: str) -> dict[str, Any]:
         """Engine arguments that all requests of a start share."""
