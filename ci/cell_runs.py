@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 SHOWN: Final = 32
 NO_SECONDS: Final[Mapping[str, float]] = MappingProxyType({})
 COMPILING: Final = "compiling CPU kernels, once"
+STARTING: Final = "the first engine starts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +121,14 @@ def _counted(
     """Yield two callbacks of a progress bar: one shows the workers' cells, one counts a record. planned: total seconds
     with these workers. Durations exclude the timing of cells."""
     red, today = 0, datetime.now(UTC).date().isoformat()
-    timed = runs.job.options.stage == TIMED
+    timed, ours = runs.job.options.stage == TIMED, runs.job.options.subject == REFERENCE
+    # A cell's own estimate is the reference engine's.
+    known = not timed and (ours or all(cell.id in runs.durations for cell in cells))
     expected: dict[Hashable, float] = (
-        {} if timed else {cell.id: runs.durations.get(cell.id, cell.seconds) for cell in cells}
+        {cell.id: runs.durations.get(cell.id, cell.seconds) for cell in cells} if known else {}
     )
-    here = runs.cluster is None and runs.job.options.subject == REFERENCE and runs.job.options.tier == "cpu"
-    first = COMPILING if here and compiles_kernels(runs.job.tree or HOME) else ""
+    here = runs.cluster is None and ours and runs.job.options.tier == "cpu"
+    first = COMPILING if here and compiles_kernels(runs.job.tree or HOME) else "" if ours else STARTING
     with counting(len(cells), runs.noun, expected=expected, planned=planned, first=first) as update:
 
         def show(workers: list[str]) -> None:

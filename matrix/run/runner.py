@@ -209,7 +209,7 @@ class Runner:
             engine = self._started(command)
         except ConfigError as error:
             if self.foreign:
-                text = f"the engine refuses the cell: {error}"
+                text = f"the engine does not run the cell: {error}"
                 return record(prepared, "FAIL", error=text, command=command)
             return judged(prepared, [self.refusal(prepared, error)])
         if prepared.expectation == "refused":

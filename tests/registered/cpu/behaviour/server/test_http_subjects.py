@@ -377,7 +377,7 @@ def test_half_an_endpoint_is_refused(words: tuple[str, ...], message: str, capsy
 def test_a_command_that_starts_no_server_is_named(launch: str, said: str):
     (found,) = run("sglang", Endpoint(launch=launch), CELL)
     what = f"the server of --launch {shown(launch)} ended with status 1 at its start; {said}"
-    assert (found.state, found.error) == ("FAIL", f"the engine refuses the cell: {what}")
+    assert (found.state, found.error) == ("FAIL", f"the engine does not run the cell: {what}")
 
 
 def test_sessions_need_a_server_that_has_them():

@@ -182,9 +182,8 @@ def test_a_plain_openai_server_names_its_drafter_by_the_selector(
     monkeypatch.setattr(Connection, "text", lambda self, path: metrics)
     engine = load_subject("openai", Endpoint("http://a"))
     assert ", ".join(cell.algorithm for cell in engine.running()).startswith(drafters)
-    with pytest.raises(
-        ConfigError, match=rf"^the server runs {drafters.split(',')[0]}.*, which --cells 'steps=5' leaves out$"
-    ):
+    left_out = rf"^the server runs {drafters.split(',')[0]}.*, which --cells 'steps=5' leaves out$"
+    with pytest.raises(ConfigError, match=left_out):
         listing(engine, "cpu", ["steps=5"])("smoke")
     if drafters == "none":
         assert {cell.algorithm for cell in listing(engine, "cpu", None)("smoke")} == {"none"}

@@ -118,7 +118,7 @@ def test_a_claim_that_does_not_hold_is_red(fault, message):
     [
         ("crash", "the engine ended with status -9 during generate; end of its log:\nabout to fall over"),
         ("raise", "generate failed with RuntimeError: a wire came loose; end of its log:\nTraceback"),
-        ("refuse", "the engine refuses the cell: drafter eagle3 is not available; use none"),
+        ("refuse", "the engine does not run the cell: drafter eagle3 is not available; use none"),
     ],
 )
 def test_a_failure_of_the_engine_is_the_red_of_its_cell_alone(fault, error):
