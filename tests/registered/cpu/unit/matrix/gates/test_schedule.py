@@ -185,7 +185,7 @@ def fewer(operation, account, number, pages):
         (TIGHT, "close", 2, lambda *entry: [("open", 99, 0, ()), entry], "nothing more is launched or freed in this "),
         (TIGHT, "close", -1, lambda *_: [], "q17 keeps its pages after its last step"),
         (TREE, "close", -1, lambda *entry: [entry, ("open", 99, 0, ())], "nothing more is launched or freed in this "),
-        (REUSED, "open", 4, fewer, "q11 reuses 2 cached tokens; got 1"),
+        (REUSED, "open", 4, fewer, "q5 reuses 40 cached tokens; got 39"),
         (HOLD, "resume", 0, lambda _, at, *__: [("open", at, 0, ())], "q4.turn2 resumes its session; got open of 1"),
         (HOLD, "resume", 0, lambda op, at, *_: [(op, at, 1, ())], "q4.turn2 computes 0 positions of its session again"),
         (HOLD, "hold", 0, fewer, "q4 leaves 206 positions to its session; got 205"),
