@@ -137,3 +137,9 @@ def test_a_smaller_sample_is_not_the_same(against, gated, gate, base, head, text
     unknown = "no cell is known to be worse, but 1 cell UNKNOWN: more samples are needed"
     assert (comparison.verdict, comparison.outcome) == ("green", (unknown,))
     assert against([gated(gate, numbers=head)], [gated(gate, numbers=base)]).counts[ChangeState.UNKNOWN] == 0
+
+
+@pytest.mark.parametrize(("abort", "states"), [("none", [ChangeState.REGRESSED]), ("running", [])])
+def test_an_aborted_answer_over_http_ends_where_its_abort_arrives(against, gated, abort, states):
+    base, head = (gated("identities", numbers={"rounds": rounds}, axes={"abort": abort}) for rounds in (17, 7))
+    assert [one.state for one in against([base], [head]).changes] == states
