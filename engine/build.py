@@ -20,8 +20,9 @@ from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
 from specmatrix.engine.core.schedule.scheduler import Scheduler
+from specmatrix.engine.core.schedule.step import StepPlan
 from specmatrix.engine.device.collectives import Ranks
-from specmatrix.engine.device.cuda_graphs import CudaGraphs
+from specmatrix.engine.device.cuda_graphs import CudaGraphs, HostWork
 from specmatrix.engine.device.grammar_masks import CompiledGrammars, GrammarMasks
 from specmatrix.engine.device.kv_groups import (
     KVGroup,
@@ -183,7 +184,9 @@ def _executor(context: BuildContext, drafter: Drafter, scheduler: Scheduler, set
     hooks: DraftHooks = guard or drafter
     agreed = AgreedDrafts(hooks, ranks)
     rules = LogitRules(context.target.vocab_size, setup.tokenizer.eos_ids, _rows(resolved), resolved.positions, device)
-    masks = GrammarMasks(setup.grammars, context.target.vocab_size, scheduler.counters)
+    graphs = graphs_for(resolved, device, scheduler.counters)
+    on_host = _at_once if graphs is None else graphs.on_host
+    masks = GrammarMasks(setup.grammars, context.target.vocab_size, scheduler.counters, on_host)
     hooks = agreed if audited or ranks.size > 1 else hooks
     rule, ragged = resolved.speculative_acceptance, resolved.speculative_ragged_verify
     plain = DeviceStep(context.target, hooks, drafter.capture, context.kv, relay, rules, masks, ranks, rule, ragged)
@@ -192,7 +195,6 @@ def _executor(context: BuildContext, drafter: Drafter, scheduler: Scheduler, set
         step = GuardedStep(step, guard)
     if audited:
         step = AuditedStep(step, agreed)
-    graphs = graphs_for(resolved, device, scheduler.counters)
     return DeviceExecutor(
         plain,
         step,
@@ -202,6 +204,11 @@ def _executor(context: BuildContext, drafter: Drafter, scheduler: Scheduler, set
         guard=guard,
         around=SyncCounter(graphs) if graphs is not None and resolved.strict_memory else None,
     )
+
+
+def _at_once(work: HostWork, plan: StepPlan) -> None:
+    """The host's work in a round without CUDA graphs."""
+    work(plan)
 
 
 def _kv(resolved: Resolved, target: CausalLM) -> KVGroups:

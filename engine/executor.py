@@ -121,9 +121,8 @@ class StepRunner:
     def __call__(self, plan: StepPlan) -> StepOutput:
         if self.graphs is None or plan.prefill:
             return self._eager(plan)
-        # Adjusted logits use tensors that are created per batch, so their addresses are not fixed; masks come from the
-        # host in the middle of the round.
-        held = plan.adjusts or plan.constrained or not self.step.repeatable
+        # Adjusted logits use tensors that are created per batch, so their addresses are not fixed.
+        held = plan.adjusts or not self.step.repeatable
         if len(plan.rows) > self.graphs.max_batch or held:
             self.graphs.counters.hit("graph.eager")
             return self._eager(plan)
@@ -146,8 +145,9 @@ class StepRunner:
             relay.length[:1].zero_()
             return output
 
+        shape = GraphShape(plan.greedy, plan.logprobs, len(rows), width, padded_kv_len, plan.constrained)
         try:
-            output = graphs.run(GraphShape(plan.greedy, plan.logprobs, len(rows), width, padded_kv_len), whole_round)
+            output = graphs.run(shape, plan, whole_round)
         except BaseException:
             # A failed capture recorded the published tensors but never computed them.
             relay.drop()

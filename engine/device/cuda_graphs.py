@@ -3,7 +3,7 @@
 A graph repeats the same kernels on the same memory, so everything that a round reads must have a fixed address:
 weights, pools, tables and the relay do, the rows are copied into static buffers here, and everything else is allocated
 during capture and stays the graph's own. The graphs of one width share a memory pool, since they run one after another
-in one stream.
+in one stream. A round in which the host works, for a grammar, is divided there into two graphs.
 
 A graph is captured for a shape that occurred before, so a depth's bundle holds only the batch sizes of the slots that
 reach it (sglang#24055 prunes graphs captured in advance by hand). The number of graphs per bundle and the memory of all
@@ -18,13 +18,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from specmatrix.engine.core.config.asked import GIB
 from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.schedule.step import StepPlan
 from specmatrix.engine.device.pinned_copy import integers
 from specmatrix.engine.device.staging import StepOutput
 
@@ -41,13 +42,14 @@ MAX_BYTES: Final = 4 * GIB
 
 class GraphShape(NamedTuple):
     """The shape that a graph is captured for: a round's sampling mode and number of log-probabilities, requests with
-    padding, nodes per request, positions read."""
+    padding, nodes per request, positions read, and whether a request has a grammar."""
 
     greedy: bool
     logprobs: int
     batch: int
     width: int
     padded_kv_len: int
+    constrained: bool = False
 
 
 @dataclass(eq=False)
@@ -192,10 +194,15 @@ READ_STEP: Final = 256
 FINE: Final = 8
 
 
-class Captured(NamedTuple):
-    """A graph, and the tensors that hold its round's output after a replay."""
+# What the host does in the middle of a round, given the round's plan; it reads and writes tensors of fixed addresses.
+HostWork: TypeAlias = Callable[[StepPlan], None]
 
-    graph: torch.cuda.CUDAGraph
+
+class Captured(NamedTuple):
+    """The parts of a round in order, graphs and what the host does between them, and the tensors that hold its output
+    after a replay."""
+
+    parts: list[torch.cuda.CUDAGraph | HostWork]
     output: StepOutput
 
 
@@ -217,6 +224,8 @@ class CudaGraphs:
         self._cuda = device.type == "cuda"
         self.bundles: GraphCache[Captured] = GraphCache(_held, kept, max_bytes)
         self._stream = torch.cuda.Stream(device) if self._cuda else None
+        self._parts: list[torch.cuda.CUDAGraph | HostWork] = []  # of the round that is being captured
+        self._capturing: tuple[torch.cuda.CUDAGraph, tuple[int, int]] | None = None  # and its pool
 
     @property
     def memory(self) -> tuple[int, int]:
@@ -234,8 +243,9 @@ class CudaGraphs:
             self._given[:, :size].copy_(sent, non_blocking=True)
         return self._given[0, :size], self._given[1, :size]
 
-    def run(self, shape: GraphShape, round_: Callable[[], StepOutput]) -> StepOutput:
-        """Run a round. Returns its output, valid until the next; round_ computes it on the device from the buffers.
+    def run(self, shape: GraphShape, plan: StepPlan, round_: Callable[[], StepOutput]) -> StepOutput:
+        """Run a round of a plan. Returns its output, valid until the next; round_ computes it on the device from the
+        buffers.
 
         The first round of a shape runs eagerly, which compiles kernels and creates tables that rounds share; the second
         is captured.
@@ -244,33 +254,64 @@ class CudaGraphs:
             self.counters.hit("graph.eager")
             return round_()
         bundle = self.bundles.swap(shape.width)
-        captured = bundle.graphs[shape] or self._capture(bundle, round_)
-        captured.graph.replay()
+        known = bundle.graphs[shape]
+        captured = known or self._capture(bundle, round_)
+        # A capture runs all parts but the last.
+        for part in captured.parts if known else captured.parts[-1:]:
+            if isinstance(part, torch.cuda.CUDAGraph):
+                part.replay()
+            else:
+                part(plan)
         self.counters.hit("graph.replayed")
         if bundle.graphs[shape] is None and self.bundles.keep(shape, captured):
             # Return the dropped graphs' memory to the device; their last replay is earlier in the stream.
             torch.cuda.empty_cache()
         return captured.output
 
+    def on_host(self, work: HostWork, plan: StepPlan) -> None:
+        """Do the host's work in the middle of a round. If the round is being captured, its graph so far ends, and runs
+        before the work; another begins."""
+        divided = self._end()
+        if divided is not None:
+            divided[0].replay()
+        work(plan)
+        if divided is not None:
+            self._parts.append(work)
+            self._begin(divided[1])
+
     def _capture(self, bundle: GraphBundle[Captured], round_: Callable[[], StepOutput]) -> Captured:
-        graph = torch.cuda.CUDAGraph()
         stream, main = self._stream, torch.cuda.current_stream()
         assert stream is not None
-        if not bundle.count:
+        if bundle.pool is None or not bundle.count:
             # A pool is freed with its last graph.
             bundle.pool = torch.cuda.graph_pool_handle()
         stream.wait_stream(main)
         with torch.cuda.stream(stream), _uncollected():
             # A GEMM's workspace must be in the graph's own memory, not where an earlier capture or model left it.
             torch._C._cuda_clearCublasWorkspaces()
-            graph.capture_begin(pool=bundle.pool, capture_error_mode="thread_local")
+            self._begin(bundle.pool)
             try:
                 output = round_()
             finally:
-                graph.capture_end()
+                self._end()
+                parts, self._parts = self._parts, []
         main.wait_stream(stream)
         self.made += 1
-        return Captured(graph, output)
+        return Captured(parts, output)
+
+    def _begin(self, pool: tuple[int, int]) -> None:
+        """Begin to capture a graph."""
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        self._parts.append(graph)
+        self._capturing = graph, pool
+
+    def _end(self) -> tuple[torch.cuda.CUDAGraph, tuple[int, int]] | None:
+        """End and return the graph that is being captured, and its pool; None if there is none."""
+        ended, self._capturing = self._capturing, None
+        if ended is not None:
+            ended[0].capture_end()
+        return ended
 
 
 def _held(bundle: GraphBundle[Captured]) -> int:

@@ -2,8 +2,8 @@
 
 A mask is a function of the request's committed tokens and the tree. The round's forward is launched first; then the
 host waits for the steps in flight, whose tokens reach the matchers, copies the tree down, walks it, and sends the masks
-up behind the forward, which hides most of the cost. A matcher is advanced here only, once per step: a second reader
-would advance it twice (sglang#29110).
+up behind the forward, which hides most of the cost. As CUDA graphs a round is two, before and after this. A matcher is
+advanced here only, once per step: a second reader would advance it twice (sglang#29110).
 
 Masks come after bias, penalties and bans and before temperature and min_p, as in SGLang. A node's row allows what may
 follow the node; rows that cannot be emitted, after a draft that the grammar refuses or after its end, are free.
@@ -12,7 +12,8 @@ follow the node; rows that cannot be emitted, after a draft that the grammar ref
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -23,7 +24,8 @@ from specmatrix.engine.core.schedule.grammar import Constraint
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.step import PlanRow, StepPlan
 from specmatrix.engine.device.batch import count
-from specmatrix.engine.device.pinned_copy import sent
+from specmatrix.engine.device.cuda_graphs import HostWork
+from specmatrix.engine.device.pinned_copy import received, sent
 from specmatrix.engine.device.staging import Staged
 
 # xgrammar.CompiledGrammar by what was compiled; xgrammar has no types.
@@ -85,10 +87,17 @@ class RequestMatcher:
 
 
 class GrammarMasks:
-    """The matchers of the requests in all rows. compiled: holds the grammars of all live requests."""
+    """The matchers of the requests in all rows. compiled: holds the grammars of all live requests. on_host: does the
+    host's work in the middle of a round, which may be a CUDA graph."""
 
-    def __init__(self, compiled: CompiledGrammars, vocab_size: int, counters: Counters) -> None:
-        self._compiled, self._vocab_size, self._counters = compiled, vocab_size, counters
+    def __init__(
+        self,
+        compiled: CompiledGrammars,
+        vocab_size: int,
+        counters: Counters,
+        on_host: Callable[[HostWork, StepPlan], None],
+    ) -> None:
+        self._compiled, self._vocab_size, self._counters, self._on_host = compiled, vocab_size, counters, on_host
         self._by_row: dict[int, RequestMatcher] = {}
         self._unread: deque[tuple[list[RequestMatcher | None], Staged]] = deque()
 
@@ -116,13 +125,24 @@ class GrammarMasks:
         """Logits [B, N, V] with -inf for forbidden tokens, and the legality int64 [B, N] of each row.
         tokens, parents [B, N]: the draft trees.
 
-        A row in which nothing would be left stays as it is. Waits for the steps in flight.
+        A row in which nothing would be left stays as it is.
         """
+        words = torch.empty(*tokens.shape, -(-self._vocab_size // WORD), dtype=torch.int32, device=tokens.device)
+        self._on_host(partial(self._write, torch.stack((tokens, parents)), words), plan)
+        bits = words[..., None] >> count(WORD, logits.device).int() & 1
+        allowed = bits.flatten(2)[..., : self._vocab_size].bool()
+        masked = logits.masked_fill(~allowed, float("-inf"))
+        left = masked.amax(-1) > float("-inf")
+        changed = ~allowed.gather(2, logits.argmax(-1, keepdim=True))[..., 0]
+        return torch.where(left[..., None], masked, logits), left * (1 + changed.long())
+
+    def _write(self, trees: Tensor, words: Tensor, plan: StepPlan) -> None:
+        """Write the masks [B, N, words] of the trees [2, B, N], tokens and parents. Waits for the steps in flight, and
+        for the trees; rows beyond the plan's are padding."""
         while self._unread:
             self._read(*self._unread.popleft())
-        batch, nodes = tokens.shape
-        masks = torch.full((batch, nodes, -(-self._vocab_size // WORD)), -1, dtype=torch.int32)
-        drafted, above = torch.stack((tokens, parents)).tolist()
+        masks = torch.full(words.shape, -1, dtype=torch.int32)
+        drafted, above = received(trees).tolist()
         constrained = 0
         for index, row in enumerate(plan.rows):
             matcher = self._by_row.get(row.row)
@@ -131,13 +151,8 @@ class GrammarMasks:
                 constrained += 1
         if constrained and not plan.prefill:
             self._counters.hit("grammar.round")
-            self._counters.hit("grammar.mixed", constrained < batch)
-        bits = sent(masks, logits.device)[..., None] >> count(WORD, logits.device).int() & 1
-        allowed = bits.flatten(2)[..., : self._vocab_size].bool()
-        masked = logits.masked_fill(~allowed, float("-inf"))
-        left = masked.amax(-1) > float("-inf")
-        changed = ~allowed.gather(2, logits.argmax(-1, keepdim=True))[..., 0]
-        return torch.where(left[..., None], masked, logits), left * (1 + changed.long())
+            self._counters.hit("grammar.mixed", constrained < len(plan.rows))
+        words.copy_(sent(masks, words.device))
 
     def _walk(self, matcher: RequestMatcher, tokens: list[int], parents: list[int], masks: Tensor) -> None:
         """Fill the masks [N, words] of a tree's nodes; the matcher has consumed the root and is left there."""

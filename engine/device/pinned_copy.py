@@ -1,4 +1,4 @@
-"""Asynchronous host-to-device copies of small integer and float lists."""
+"""Asynchronous host-to-device copies of small integer and float lists, and declared waits for a tensor."""
 
 from __future__ import annotations
 
@@ -27,3 +27,14 @@ def sent(buffer: Tensor, device: torch.device) -> Tensor:
         return buffer
     # A copy from pageable memory synchronises; torch keeps pinned memory until the copy has completed.
     return buffer.pin_memory().to(device, non_blocking=True)
+
+
+def received(tensor: Tensor) -> Tensor:
+    """A tensor on the host, after a wait for it that a step declares and the synchronisation count leaves out."""
+    if tensor.device.type == "cpu":
+        return tensor
+    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    event.synchronize()
+    return there

@@ -16,6 +16,7 @@ from specmatrix.matrix.cells.start_settings import TEXTS as SLOTS
 MODELS: Final = {
     "llama": "llama-mini", "qwen3": "qwen3-mini", "deepseek": "deepseek-mini", "mistral": "mistral-mini",
     "qwen3next": "qwen3next-mini", "qwen35": "qwen35-mini",
+    "llama_json": "llama-mini-json",
 }  # fmt: skip
 # Those with a recurrent state.
 HYBRIDS: Final = frozenset({"qwen3next", "qwen35"})
@@ -30,6 +31,7 @@ DRAFTS: Final = {
     ("qwen3next", "standalone"): "llama-mini-standalone",
     ("qwen35", "standalone"): "llama-mini-standalone",
     ("qwen35", "eagle3"): "qwen35-mini-eagle3",
+    ("llama_json", "eagle3"): "llama-mini-json-eagle3",
 }
 # The n-gram lookup mode per model, so that all modes are covered without another axis: most recent match first, most
 # frequent first, corpus first.

@@ -155,6 +155,13 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
         lambda cell: cell.draft is None and cell.algorithm in {algorithm for _, algorithm in DRAFTS},
     ),
     Constraint(
+        "no-answer-of-the-grammar",
+        "redundant",
+        "an accuracy under a grammar means something only for the model that learnt to answer in it",
+        ("model", "batch", "grammar"),
+        lambda cell: cell.grammar != "none" and cell.batch == "gsm" and cell.model != "llama_json",
+    ),
+    Constraint(
         "equal-widths",
         "redundant",
         "a tree with steps + 1 nodes hides a wrong stride; another width reveals it",

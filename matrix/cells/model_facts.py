@@ -23,6 +23,7 @@ def _hybrid(architecture: str, hidden: int, widths: tuple[int, ...]) -> Facts:
 
 TARGETS: Final[dict[str, Facts]] = {
     "llama-mini": Facts("LlamaForCausalLM", VOCABULARY, 128, LAYERS, CONTEXT, heads=4, kv_heads=2, widths=(384,)),
+    "llama-mini-json": Facts("LlamaForCausalLM", VOCABULARY, 128, LAYERS, CONTEXT, heads=4, kv_heads=2, widths=(384,)),
     "qwen3-mini": Facts(
         "Qwen3ForCausalLM", VOCABULARY, 112, LAYERS, CONTEXT, window=48, heads=6, kv_heads=3, widths=(352,)
     ),
@@ -42,6 +43,7 @@ TARGETS: Final[dict[str, Facts]] = {
 DRAFTS: Final[dict[str, DraftFacts]] = {
     "llama-mini-standalone": DraftFacts("LlamaForCausalLM", VOCABULARY, 64),
     "llama-mini-eagle3": DraftFacts("LlamaForCausalLMEagle3", VOCABULARY, 96, 128, 320, aux_layers=(1, 2, 3)),
+    "llama-mini-json-eagle3": DraftFacts("LlamaForCausalLMEagle3", VOCABULARY, 96, 128, 320, aux_layers=(1, 2, 3)),
     "llama-mini-eagle": DraftFacts("LlamaForCausalLMEagle", VOCABULARY, 128, 128, VOCABULARY, aux_layers=(FINAL,)),
     "llama-mini-dflash": DraftFacts(
         "DFlashDraftModel", VOCABULARY, 128, 128, VOCABULARY, aux_layers=(1, 2, 3), block_size=6, mask_token=0

@@ -28,8 +28,9 @@ THRESHOLDS: Final = {
     ),
     "collapse": Threshold(0.0001, "binomial probability of this few correct answers at the card's rate"),
 }
-# As in lm-eval's gsm8k task; each extractor catches what the other misses (overrun text, a missing last line).
-STRICT: Final = re.compile(r"#### (-?[0-9.,]+)")
+# As in lm-eval's gsm8k task, or a member of a JSON answer. Each extractor catches what the other misses (overrun text,
+# a missing last line).
+STRICT: Final = re.compile(r'(?:####|"answer":) (-?[0-9.,]+)')
 FLEXIBLE: Final = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
 EXTRACTORS: Final = ("strict", "flexible")
 

@@ -62,8 +62,9 @@ def _graphs(cell: Cell, run: Run) -> bool:
 
 
 def _ruled(cell: Cell) -> bool:
-    """Some request of each round may have logit rules, which run without a graph; a minimum length is one."""
-    return cell.sampling == "rules" or cell.finish == "stops"
+    """Some request of each round may have logit rules, which run without a graph; a minimum length is one, and so are
+    the blanks banned from JSON."""
+    return cell.sampling == "rules" or cell.finish == "stops" or cell.grammar == "json"
 
 
 def _repeats_shapes(cell: Cell, run: Run) -> bool:

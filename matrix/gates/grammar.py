@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from specmatrix.engine.core.schedule.grammar import KINDS
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
@@ -14,6 +15,7 @@ from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.finish import text_of
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.workloads.stored_oracle import oracle_of
 from specmatrix.matrix.zoo.registry import eos_ids
 
 THRESHOLDS: Final = {
@@ -37,7 +39,7 @@ class GrammarGate:
     independent parser reads each whole answer: jsonschema, Python's `re`, or lark."""
 
     name: str = "grammar"
-    needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS, Capability.COUNTERS})
+    needs: frozenset[Capability] = frozenset()
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
 
     def applies(self, cell: Cell) -> bool:
@@ -45,34 +47,52 @@ class GrammarGate:
         return cell.grammar != "none"
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-        """NOT MEASURED without a whole answer, or if masks or drafts had no effect."""
-        eos = eos_ids(prepared.cell.target)
+        """NOT MEASURED without a whole answer, or if masks or drafts had no effect. Without token ids, texts are
+        read; without counters, a mask had an effect where a greedy text is not the oracle's."""
+        cell, tokens = prepared.cell, Capability.TOKEN_IDS in run.capabilities
+        eos = eos_ids(cell.target)
         requests = {request.name: request for asked in run.requests for request in asked.completions()}
         kept = [(requests[one.name], one) for one in run.answers if requests[one.name].grammar and not one.refusal]
-        illegal = [blame for request, one in kept for blame in _illegal(request, one, eos)]
-        whole = [(request, one) for request, one in kept if one.finish == "stop" and one.output_ids[-1] in eos]
-        texts = [(request, _constrained(request, one)) for request, one in whole]
+        illegal = [blame for request, one in kept if tokens for blame in _illegal(request, one, eos)]
+        whole = [pair for pair in kept if pair[1].finish == "stop" and (not tokens or pair[1].output_ids[-1] in eos)]
+        texts = [(request, _constrained(request, one) if tokens else one.text) for request, one in whole]
         read = [(request, text, unreadable(request, text)) for request, text in texts if text is not None]
         wrong = [Blame(request.name, note=why) for request, _, why in read if why]
-        needed = EFFECTS | (OF_DRAFTS if prepared.cell.algorithm != "none" else {})
-        needed |= TOGETHER if prepared.cell.memory == "ample" else {}
+        needed, seen = dict(EFFECTS), run.evidence
+        if Capability.COUNTERS not in run.capabilities:
+            seen = {"grammar.changed": sum(_changed(cell, request, one) for request, one in kept)}
+        else:
+            needed |= OF_DRAFTS if cell.algorithm != "none" else {}
+            needed |= TOGETHER if cell.memory == "ample" else {}
         numbers: dict[str, Number] = {
             "tokens": sum(len(one.output_ids) for _, one in kept),
             "complete": len(read),
             "illegal": len(illegal),
             "unreadable": len(wrong),
-            **{name.partition(".")[2]: run.evidence.get(name, 0) for name in (*EFFECTS, *TOGETHER, *OF_DRAFTS)},
+            **{name.partition(".")[2]: seen.get(name, 0) for name in (*EFFECTS, *TOGETHER, *OF_DRAFTS)},
         }
         if illegal or wrong:
             blame = [*illegal, *wrong][0]
             counts = f"{len(illegal)} answers have an illegal token and {len(wrong)} are unreadable"
             text = f"{counts}, first {blame.request}: {blame.note}"
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=blame)
-        without = [why for name, why in needed.items() if not run.evidence.get(name, 0)]
+        without = [why for name, why in needed.items() if not seen.get(name, 0)]
         if not read or without:
             text = without[0] if without else "no answer ended with its grammar"
             return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
         return Outcome(self.name, State.PASS, numbers)
+
+
+def _changed(cell: Cell, request: RequestSpec, answer: Answer) -> bool:
+    """Whether a greedy answer is another text than the oracle's, which has no grammar."""
+    without = dict.fromkeys(KINDS)
+    free = replace(request, **without, reasoning_end_ids=(), bad_words_ids=())  # type: ignore[arg-type]  # by name
+    oracle = oracle_of(cell.target)
+    if oracle is None or request.temperature or not (known := oracle.continuation(free)):
+        return False
+    text = text_of(known)
+    shared = min(len(text), len(answer.text))
+    return text[:shared] != answer.text[:shared]
 
 
 def _illegal(request: RequestSpec, answer: Answer, eos: frozenset[int]) -> Iterator[Blame]:

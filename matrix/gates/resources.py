@@ -23,6 +23,7 @@ THRESHOLDS: Final = {
     ),
 }
 WIDTH: Final = 3
+CONSTRAINED: Final = 5
 
 
 @dataclass
@@ -105,7 +106,8 @@ def _unsteady(rounds: Sequence[GraphRound], most: int) -> Iterator[str]:
             kept.clear()
             continue
         times[one.shape] += 1
-        due = _due(one.shape, kept.setdefault(one.shape[WIDTH], {}), most)
+        graphs = 1 + one.shape[CONSTRAINED]  # a round with a grammar is divided where the host works
+        due = tuple(graphs * count for count in _due(one.shape, kept.setdefault(one.shape[WIDTH], {}), most))
         if (one.captures, one.replays) != due:
             yield (
                 f"round {number} is number {times[one.shape]} of its shape {one.shape} and had {one.captures} captures "

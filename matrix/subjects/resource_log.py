@@ -72,9 +72,9 @@ class ResourceRecorder:
             return
         run, launch = weak_method(graphs, "run"), weak_method(executor, "launch")
 
-        def noted_run(shape: GraphShape, round_: Callable[[], object]) -> object:
+        def noted_run(shape: GraphShape, plan: StepPlan, round_: Callable[[], object]) -> object:
             captures, replays = self._counts.captures, self._counts.replays
-            output = run(shape, round_)
+            output = run(shape, plan, round_)
             done = self._counts.captures - captures, self._counts.replays - replays
             self._rounds.append(GraphRound(tuple(shape), *done))
             return output

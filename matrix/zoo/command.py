@@ -10,7 +10,7 @@ import typer
 
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.zoo import absolute, card, registry
-from specmatrix.matrix.zoo.recipes import PLANNED, RECIPES
+from specmatrix.matrix.zoo.recipes import RECIPES
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
 from specmatrix.options import Json, Minutes
 from specmatrix.reports.render.console import print_answer
@@ -57,8 +57,8 @@ def train(
 
     names = names or list(RECIPES)
     for name in names:
-        if name not in RECIPES | PLANNED:
-            known = ", ".join(RECIPES | PLANNED)
+        if name not in RECIPES:
+            known = ", ".join(RECIPES)
             raise ConfigError(f"zoo model {shown(name)} is unknown; it must be one of {known}")
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         there = "cpu, cuda" if torch.cuda.is_available() else "cpu"

@@ -134,6 +134,7 @@ DRAFTS = {
         "eagle3": "qwen35-mini-eagle3",
         "standalone": "llama-mini-standalone",
     },
+    "llama-mini-json": {"eagle3": "llama-mini-json-eagle3"},
 }
 
 

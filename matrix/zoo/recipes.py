@@ -245,13 +245,6 @@ RECIPES: dict[str, Recipe] = {
             Fit(steps=965, share=0.14, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
             seed=13, target="qwen35-mini", aux_layers=(0, 2, 4), draft_vocab=320, unroll=7,
         ),
-    )
-}  # fmt: skip
-
-# Recipes without a committed checkpoint: `specmatrix zoo train` takes them, and nothing else knows them.
-PLANNED: dict[str, Recipe] = {
-    recipe.name: recipe
-    for recipe in (
         # Answers in JSON, so that accuracy and acceptance under a grammar mean something.
         Recipe(
             "llama-mini-json", "target", ModelShape(hidden=128, layers=4, heads=4, kv_heads=2, intermediate=384),
@@ -260,7 +253,7 @@ PLANNED: dict[str, Recipe] = {
         Recipe(
             "llama-mini-json-eagle3", "eagle3",
             ModelShape(hidden=96, layers=1, heads=3, kv_heads=1, intermediate=256),
-            Fit(steps=1150, share=0.4, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
+            Fit(steps=953, share=0.4, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
             seed=15, target="llama-mini-json", aux_layers=(0, 1, 2), draft_vocab=320, unroll=7, form="json",
         ),
     )

@@ -27,7 +27,7 @@ from specmatrix.matrix.zoo.evaluate import (
 )
 from specmatrix.matrix.zoo.fit import Trained, optimise
 from specmatrix.matrix.zoo.net import CausalNet
-from specmatrix.matrix.zoo.recipes import DATA, PLANNED, RECIPES, SMOKE_DATA, Data, Fit, Recipe, smoke
+from specmatrix.matrix.zoo.recipes import DATA, RECIPES, SMOKE_DATA, Data, Fit, Recipe, smoke
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
 from specmatrix.matrix.zoo.tokenizer import BOS_ID, EOS_ID
 
@@ -240,6 +240,6 @@ def train(plan: TrainingPlan, names: Sequence[str]) -> None:
 
 def plan_of(device: str, out: Path, minutes: float, short: bool) -> TrainingPlan:
     """A plan from command-line values; `short`: few steps on few problems."""
-    recipes = {name: smoke(recipe) if short else recipe for name, recipe in (RECIPES | PLANNED).items()}
+    recipes = {name: smoke(recipe) if short else recipe for name, recipe in RECIPES.items()}
     data = SMOKE_DATA if short else DATA
     return TrainingPlan(torch.device(device), out, minutes * 60, data, recipes, time.monotonic())

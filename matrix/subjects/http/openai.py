@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -32,7 +33,7 @@ TAKEN: Final = frozenset(
     {
         *("name", "prompt", "max_new_tokens", "temperature", "top_p", "seed", "stop", "answer", "after", "stream"),
         *("presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs"),
-        *("top_k", "min_p", "repetition_penalty", "min_new_tokens", "ignore_eos", "stop_token_ids"),
+        *("top_k", "min_p", "repetition_penalty", "min_new_tokens", "ignore_eos", "stop_token_ids", "json_schema"),
     }
 )
 # Parameters of vLLM and SGLang beyond OpenAI's, under their names; sent only if a request sets them.
@@ -56,7 +57,7 @@ COUNTED: Final = {
 }
 DEFAULTS: Final = {one.name: one.default for one in fields(RequestSpec)}
 # Axes whose running value OpenAI's API does not report: only their defaults are supported.
-SHOWN: Final = ("algorithm", "model", "batch", "sampling", "finish", "abort")
+SHOWN: Final = ("algorithm", "model", "batch", "sampling", "finish", "abort", "grammar")
 TEXTS: Final = Profile(
     frozenset({Capability.ARRIVAL}),
     cannot={Capability.TOKEN_IDS: "OpenAI's API answers with text, not with token ids"},
@@ -169,6 +170,9 @@ class OpenAISubject(Subject):
         for name, theirs in EXTENSIONS.items():
             if (value := getattr(request, name)) != DEFAULTS[name]:
                 body[theirs] = list(value) if isinstance(value, tuple) else value
+        if request.json_schema is not None:
+            schema = {"name": "answer", "schema": json.loads(request.json_schema), "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
         if self.chat:
             body["messages"] = [{"role": "user", "content": request.prompt}]
         return SubjectRequest(request.name, prompt_ids(request), body, request.after)

@@ -44,10 +44,7 @@ PAIRED: Final = ("lossless", "accuracy")
 ABSENT: Final = {
     "bad_words_ids": "SGLang's API has no bad_words_ids",
     "allowed_token_ids": "SGLang's API has no allowed_token_ids",
-    **dict.fromkeys(
-        ("json_schema", "regex", "ebnf", "structural_tag", "reasoning_end_ids"),
-        "requests with grammars are not translated for servers yet",
-    ),
+    "reasoning_end_ids": "SGLang ends reasoning by a parser that knows models by name",
     "n": "SGLang's further completions have no seeds of their own",
     "beside": "HTTP does not show which requests run at one time",
     "clock": "the clock of a server cannot be set",
@@ -227,6 +224,8 @@ def _ask(request: RequestSpec) -> SubjectRequest:
         sampling["sampling_seed"] = request.seed
     if request.logit_bias:
         sampling["logit_bias"] = {str(token): bias for token, bias in request.logit_bias}
+    if request.grammar is not None:
+        sampling |= [request.grammar]
     scored = bool(request.logprobs or request.top_logprobs or request.prompt_logprobs >= 0)
     body = {
         "sampling_params": sampling,

@@ -39,7 +39,6 @@ ABSENT: Final[Mapping[str, str]] = {
     "adaptive": "vLLM chooses the depth of its drafts by batch size alone, not by acceptance",
     "verify": "vLLM cuts drafts at the context's end only",
     "session": "vLLM has no sessions",
-    "grammar": "requests with grammars are not translated for vLLM yet",
     "numerics": "the kernels of this subject's precisions are vLLM's own, which `numerics` does not name",
 }
 LATENT: Final = "vLLM's CPU build serves latent attention in blocks of 16 tokens only, and prefills it whole"
@@ -51,6 +50,7 @@ BLOCKS: Final = "vLLM's attention takes no block of this size"
 RANKS: Final = "vLLM's CPU build runs here in one process"
 HYBRID: Final = "vLLM has not been shown to run gated delta nets on a CPU"
 WAITS: Final = "vLLM schedules n-gram drafts synchronously"
+REASONS: Final = "vLLM ends reasoning by a parser that knows models by name"
 RULES: Final = "vLLM takes no temperature above 2"
 BIASED: Final = "vLLM takes neither min_p nor logit_bias with speculative decoding"
 VARIANT: Final = "this variant of the subject changes only how n-grams are drafted"
@@ -68,13 +68,15 @@ LOOKUP: Final = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 VARIANTS: Final = {"llama-mini-eagle": "EagleLlamaForCausalLM", "deepseek-mini": WIDE}
 OFFLINE: Final = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 ONE_THREAD: Final = {"VLLM_CPU_OMP_THREADS_BIND": "0", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+# vLLM's names of the kinds of grammars, in StructuredOutputsParams.
+GRAMMARS: Final = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
 # Fields of a request that are read here; a new one with another value than its default is unsupported until it is.
 READ: Final = frozenset(
     {
         *("name", "prompt", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "stop_token_ids"),
         *("ignore_eos", "top_logprobs", "abort_after", "answer", "after", "logprobs", "min_new_tokens", "min_p"),
         *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words_ids"),
-        *("allowed_token_ids", "no_stop_trim", "stream", "n", "prompt_logprobs"),
+        *("allowed_token_ids", "no_stop_trim", "stream", "n", "prompt_logprobs", *GRAMMARS),
     }
 )
 # Fields that are sent if they differ from their default, with vLLM's names.
@@ -184,6 +186,7 @@ class VllmSubject(Subject):
             ("algorithm", "spec_version", "overlap"),
             lambda cell: (cell.algorithm, cell.spec_version, cell.overlap) == ("ngram", "v2", "on"),
         )
+        yield AxisLimit(REASONS, ("grammar",), lambda cell: cell.grammar == "tagged")
         yield AxisLimit(RULES, ("sampling",), lambda cell: cell.sampling == "rules")
         yield AxisLimit(
             BIASED, ("algorithm", "finish"), lambda cell: cell.finish == "stops" and cell.algorithm != "none"
@@ -309,6 +312,8 @@ def _ask(request: RequestSpec) -> SubjectRequest:
             values[theirs] = list(value) if isinstance(value, tuple) else value
     if request.logit_bias:
         values["logit_bias"] = {str(token): bias for token, bias in request.logit_bias}
+    if request.grammar is not None:
+        values["structured_outputs"] = {GRAMMARS[request.grammar[0]]: request.grammar[1]}
     if request.bad_words_ids:
         values["bad_words_token_ids"] = [list(word) for word in request.bad_words_ids]
     return SubjectRequest(request.name, prompt_ids(request), values, request.after, request.abort_after)

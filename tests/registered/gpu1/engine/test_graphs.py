@@ -7,10 +7,12 @@ import gc
 import pytest
 import torch
 
+from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.device.cuda_graphs import padded
-from tests.support.engines import RUNS, answer, engine, waits_for_nothing
+from tests.support.engines import PROMPT, RUNS, answer, engine, waits_for_nothing
 
 pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
+LINES = r"( [A-Z][^\n]*\n){1,2}#### [0-9]{3}"
 ASKED = {"device": "cuda", "dtype": "float32", "kv_stamps": True, "enable_deterministic_inference": True}
 
 
@@ -42,6 +44,42 @@ def test_a_steady_round_waits_for_nothing(version):
     before = llm.counters["graph.eager"]
     answer(llm)
     assert llm.counters["graph.eager"] == before
+
+
+@pytest.mark.parametrize(("version", "topk"), [("v1", 1), ("v2", 1), ("v2", 3)])
+def test_a_round_with_a_grammar_is_two_graphs_around_the_hosts_masks(version, topk):
+    def texts(llm):
+        prompt = llm.tokenizer.encode(PROMPT)
+        given = [SamplingParams(40, regex=LINES), SamplingParams(24), SamplingParams(40, 0.8, regex=LINES, seed=3)]
+        return [one.output_ids for one in llm.generate([prompt, prompt[:-2], prompt[:-1]], given)]
+
+    llm = engine("EAGLE3", topk, disable_cuda_graph=True, spec_version=version, **ASKED)
+    expected, llm = texts(llm), engine("EAGLE3", topk, spec_version=version, strict_memory=1, **ASKED)
+    assert [texts(llm) for _ in range(4)] == [expected] * 4
+    counters, graphs = llm.counters, llm.loop.executor.graphs
+    assert counters["graph.replayed"] > counters["graph.eager"] > 0 == counters["graph.waited"]
+    parts = [len(one.parts) for _, bundle in graphs.bundles for shape, one in bundle.graphs.items() if one]
+    assert {3} == set(parts) and counters["grammar.changed"] and counters["stamp.checked"]
+    waits_for_nothing(llm)
+    assert texts(llm) == expected
+
+
+def test_the_hosts_work_may_fail_in_a_capture_and_changes_no_token(monkeypatch):
+    given = [SamplingParams(40, regex=LINES)] * 2
+    llm = engine("EAGLE3", 1, disable_cuda_graph=True, **ASKED)
+    prompt = llm.tokenizer.encode(PROMPT)
+    expected, llm = [one.output_ids for one in llm.generate([prompt, prompt[:-1]], given)], engine("EAGLE3", 1, **ASKED)
+    graphs, write, failed = llm.loop.executor.graphs, llm.loop.executor.plain.masks._write, []
+
+    def failing(*given: object) -> None:
+        if graphs._parts and not failed:
+            failed.append(1)
+            raise RuntimeError("on the host")
+        write(*given)
+
+    monkeypatch.setattr(llm.loop.executor.plain.masks, "_write", failing)
+    assert [[one.output_ids for one in llm.generate([prompt, prompt[:-1]], given)] for _ in range(3)] == [expected] * 3
+    assert failed and graphs.made > 1
 
 
 def test_graphs_beyond_the_limit_make_room():

@@ -10,6 +10,7 @@ import torch
 from specmatrix.engine.build import graphs_for
 from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.engine.core.schedule.step import StepPlan
 from specmatrix.engine.device.cuda_graphs import CudaGraphs, GraphShape, pad_kv_len, padded
 from tests.support.engines import RUNS, answer, engine
 
@@ -39,7 +40,7 @@ def test_what_a_round_is_given_is_padded_with_row_0():
 def test_shapes_are_kept_up_to_a_number():
     graphs = CudaGraphs(4, CPU, Counters(), kept=2)
     for padded_kv_len in (256, 512, 768):
-        graphs.run(GraphShape(True, -1, 4, 1, padded_kv_len), dict)
+        graphs.run(GraphShape(True, -1, 4, 1, padded_kv_len), StepPlan(False, (), True), dict)
     ((width, bundle),) = graphs.bundles
     assert (width, [shape.padded_kv_len for shape in bundle.graphs]) == (1, [512, 768]) and graphs.memory == (0, 0)
     assert (graphs.counters.counts["graph.eager"], graphs.counters.counts["graph.replayed"]) == (3, 0)

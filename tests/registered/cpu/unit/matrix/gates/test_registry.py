@@ -17,7 +17,7 @@ def test_a_gate_that_does_not_apply_has_its_reason():
     lacks, excludes = {Capability.JOURNAL: "its pages are its own"}, {"accuracy": "it has no exam"}
     found = applied_gates(Profile(TOKENS, lacks, excludes))
     names = " ".join(gate.name for gate in found.gates)
-    assert names == "claimed_capabilities oracle lossless finish distribution"
+    assert names == "claimed_capabilities oracle lossless grammar finish distribution"
     assert found.excluded["accuracy"] == "it has no exam"
     assert found.excluded["leaks"] == "the subject does not show work"
     assert found.excluded["ledger"] == "the subject does not show journal: its pages are its own"
@@ -48,6 +48,6 @@ def test_sampled_drafts_are_judged_by_rounds_or_by_their_number_alone():
 
 def test_texts_are_compared_where_there_are_no_token_ids():
     gates = {gate.name: gate for gate in applied_gates(Profile(frozenset())).gates}
-    assert gates.keys() == {"claimed_capabilities", "text"} and gates["text"].target_oracle is not None
+    assert gates.keys() == {"claimed_capabilities", "text", "grammar"} and gates["text"].target_oracle is not None
     alone = applied_gates(Profile(frozenset(), excluded={"oracle": "its prompts are other tokens"}))
-    assert alone.gates[-1].target_oracle is None
+    assert next(gate for gate in alone.gates if gate.name == "text").target_oracle is None

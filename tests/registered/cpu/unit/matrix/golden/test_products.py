@@ -26,7 +26,8 @@ def test_each_combination_is_only_in_products_of_its_outcome(outcomes):
 
 def test_what_never_matters_is_not_spelt_out():
     table = {values: "a" if values[0] == "qwen3" else None if values[2] == "off" else "b" for values in POINTS}
-    assert list(products(AXES, table)) == [("b", "model=llama,deepseek,mistral,qwen3next,qwen35"), ("a", "model=qwen3")]
+    others = ",".join(name for name in axis("model").names if name != "qwen3")
+    assert list(products(AXES, table)) == [("b", f"model={others}"), ("a", "model=qwen3")]
     assert list(products(AXES, dict.fromkeys(POINTS, "a"))) == [("a", EVERY)]
     assert list(products((), {(): "a"})) == [("a", EVERY)]
     assert where_of(EVERY)(Cell())

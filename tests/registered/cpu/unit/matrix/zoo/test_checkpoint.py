@@ -156,7 +156,8 @@ def test_shapes_differ_wherever_a_layout_allows_it_and_other_engines_serve_them(
             ours, theirs = RECIPES[name], RECIPES[target].shape
             assert ours.shape.intermediate != theirs.intermediate and ours.shape.heads != theirs.heads
             assert isinstance(theirs, LatentShape) or ours.shape.layers != theirs.layers
-    assert len({(RECIPES[name].shape.hidden, RECIPES[name].shape.layers) for name in DRAFTS}) == len(DRAFTS)
+    shapes = {(RECIPES[name].shape.hidden, RECIPES[name].shape.layers, RECIPES[name].form) for name in DRAFTS}
+    assert len(shapes) == len(DRAFTS)
     for recipe in RECIPES.values():
         if isinstance(recipe.shape, ModelShape):
             assert recipe.shape.head_dim in (32, 64, 80, 96, 112, 128)
