@@ -2,6 +2,7 @@
 
 import gc
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -42,19 +43,19 @@ def test_a_grammar_that_xgrammar_refuses_is_refused_with_its_reason(compiler, ki
 
 
 def test_a_grammar_is_compiled_once_and_lives_with_its_requests_or_while_it_is_recent(compiler):
+    """Also of engines with equal tokenizers, which compile in one process, and from several threads."""
     used, left = Constraint("regex", "used"), Constraint("regex", "left")
-    held = compiler.compile(used)
+    held, both = compiler.compile(used), (compiler, GrammarCompiler(Tokenizer(CHECKPOINTS / "llama-mini"), 768))
     compiler.compile(left)
-    for number in range(KEPT):
-        compiler.compile(Constraint("regex", f"{number}"))
+    with ThreadPoolExecutor(4) as threads:
+        asked = [Constraint("regex", f"{number:03}") for number in range(KEPT)]
+        made = [*threads.map(lambda pair: pair[0].compile(pair[1]), zip(both * KEPT, asked, strict=False))]
+    assert all(one.text in str(grammar.grammar) for one, grammar in zip(asked, made, strict=True))
+    del made
     gc.collect()
     assert compiler.compile(used) is held and compiler.live[used] is held
-    assert left not in compiler.live and len(compiler.live) == KEPT + 1
-    # Another engine of an equal tokenizer shares the cache.
-    assert (
-        GrammarCompiler(Tokenizer(CHECKPOINTS / "llama-mini"), 768).compile(Constraint("regex", "9"))
-        is compiler.live["regex", "9"]
-    )
+    assert left not in compiler.live and len({*both[0].live, *both[1].live}) == KEPT + 1
+    assert both[1].compile(asked[8]) is compiler.live[asked[8]]
 
 
 @pytest.mark.nightly
