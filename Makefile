@@ -58,7 +58,7 @@ subject-vllm: .venv/.ready
 
 # SGLang's server without drafts on a CPU, in an environment of its own: gigabytes, and ten minutes.
 SGLANG := $(or $(SPECMATRIX_SGLANG),$(HOME)/.cache/specmatrix/sglang)
-ON_CPU := --device cpu --dtype float32 --attention-backend torch_native --max-total-tokens 65536
+ON_CPU := --device cpu --dtype float32 --attention-backend torch_native --grammar-backend llguidance --max-total-tokens 65536
 subject-sglang: .venv/.ready
 	$(BIN)/specmatrix subjects install sglang
 	SGLANG_USE_CPU_ENGINE=1 $(SGLANG)/bin/python -m sglang.launch_server $(ON_CPU) --enable-streaming-session --model-path matrix/zoo/checkpoints/llama-mini --port 30009 & \

@@ -38,6 +38,11 @@ if TYPE_CHECKING:
     from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 SIZES: Final = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+NO_MASKS: Final = {"device": "cpu", "grammar_backend": "xgrammar"}
+UNMASKED: Final = (
+    "SGLang's xgrammar masks need a GPU: on a CPU such a request ends the server (sglang#35356); allowed: "
+    "--grammar-backend llguidance"
+)
 SIZED: Final = ("standalone", "eagle", "eagle3", "nextn")
 PAIRED: Final = ("lossless", "accuracy")
 # Fields of a request that another value than the default makes unsupported.
@@ -138,6 +143,8 @@ class SglangSubject(Subject):
         if self.endpoint is not None and self.endpoint.url is not None:
             if not baseline:
                 reason = next(mismatches(cell, self.server), "") or _overfull(prepared.requests, self.server) or reason
+                if cell.grammar != "none" and NO_MASKS.items() <= self.server.items():
+                    reason = reason or UNMASKED
             elif self.endpoint.baseline_url is None:
                 reason = NO_BASELINE
         elif (cell.adaptive, cell.acceptance, cell.verify) != ("off", "match", "whole"):

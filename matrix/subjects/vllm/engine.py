@@ -235,12 +235,13 @@ class VllmEngine(RunningEngine):
 
 def _sampling_params(fields: Mapping[str, Any]) -> Any:
     from vllm import SamplingParams
-    from vllm.sampling_params import StructuredOutputsParams
 
     given = {name: value for name, value in fields.items() if name not in OWN}
     if "logit_bias" in given:
         given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
     if "structured_outputs" in given:
+        from vllm.sampling_params import StructuredOutputsParams
+
         given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
     found = SamplingParams(**given)
     if "bad_words_token_ids" in fields:  # vLLM takes words; these are what it makes of them
