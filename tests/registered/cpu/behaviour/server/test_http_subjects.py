@@ -157,7 +157,7 @@ def test_no_earlier_cell_is_in_the_cache_of_one(server: RunningServer):
     assert cached[0] == cached[1] and cached[0][0] == 0 < cached[0][1]
 
 
-def test_a_cell_that_sends_more_than_the_server_queues_is_unsupported(server: RunningServer):
+def test_cells_that_the_server_cannot_queue_or_mask_are_unsupported(server: RunningServer):
     subject = load_subject("sglang", Endpoint(server.url))
     assert isinstance(subject, SglangSubject) and subject.server["max_queued_requests"] == 128
     burst = prepare(Cell.from_id(f"{CELL}.burst"), subject="sglang")
@@ -168,6 +168,9 @@ def test_a_cell_that_sends_more_than_the_server_queues_is_unsupported(server: Ru
         found = subject.translate(burst)
         reason = f"the cell sends more requests at once than the server runs and queues ({slots} and {queue})"
         assert isinstance(found, EngineCommand) if fits else found == Unsupported(reason)
+    subject.server |= {"max_queued_requests": None, "page_size": 16, "device": "cpu", "grammar_backend": "xgrammar"}
+    found = subject.translate(prepare(Cell.from_id("eagle3.s3.p16.mixed_lengths.regex"), subject="sglang"))
+    assert isinstance(found, Unsupported) and found.reason.endswith("allowed: --grammar-backend llguidance")
 
 
 class Flushed(BaseHTTPRequestHandler):

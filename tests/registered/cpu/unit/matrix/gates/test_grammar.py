@@ -4,11 +4,14 @@ import pytest
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import State
-from specmatrix.matrix.gates.grammar import GrammarGate
+from specmatrix.matrix.gates.grammar import EFFECTS, OF_DRAFTS, TOGETHER, GrammarGate
 from specmatrix.matrix.oracles.grammar import behind_marker, following, unreadable
+from specmatrix.matrix.subjects.protocol import Capability
 from specmatrix.matrix.workloads.build import workload
+from specmatrix.matrix.workloads.finish import text_of
 from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.workloads.stored_oracle import oracle_of
 
 CELL, TAGGED = "eagle3.s3.v2.mixed_lengths.regex", "eagle3.s3.v2.mixed_lengths.mixed.tagged"
 GATE = GrammarGate()
@@ -36,21 +39,26 @@ def test_an_illegal_token_and_an_unreadable_answer_are_named(measured, altered):
     assert ended.message.endswith("it ended with an error, although its grammar left a token")
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("grammar.changed", "no mask removed a most likely token"),
-        ("grammar.mixed", "no round held requests with and without a grammar"),
-        ("grammar.forbade", "no grammar refused a draft"),
-        ("grammar.accepted", "no draft of a request with a grammar was accepted"),
-        ("grammar.rejected", "no request with a grammar rejected a draft"),
-    ],
-)
+@pytest.mark.parametrize(("name", "why"), [*(EFFECTS | TOGETHER | OF_DRAFTS).items()])
 def test_masks_without_effect_are_not_measured(measured, name, why):
     found = measured(CELL)
     run = replace(found.run, evidence={**found.run.evidence, name: 0})
     outcome = found.judge(GATE, run)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, why)
+
+
+@pytest.mark.parametrize("shown", [{Capability.TOKEN_IDS}, set()])
+def test_an_engine_without_counters_is_judged_by_its_texts(measured, shown):
+    found = measured(CELL)
+    run = replace(found.run, capabilities=frozenset(shown), evidence={})
+    outcome = found.judge(GATE, run)
+    assert outcome.state is State.PASS and outcome.numbers["changed"] == sum(bool(r.grammar) for r in run.requests)
+    broken = tuple(replace(one, text=f"{one.text}?", output_ids=one.output_ids[1:]) for one in run.answers)
+    assert found.judge(GATE, replace(run, answers=broken)).state is State.FAIL
+    known = oracle_of("llama-mini")
+    free = {r.name: text_of(known.continuation(RequestSpec(r.name, r.prompt, 1))) for r in run.requests}
+    unmasked = tuple(replace(one, text=free[one.name], finish="length") for one in run.answers)
+    assert found.judge(GATE, replace(run, answers=unmasked)).numbers["changed"] == 0
 
 
 def test_no_whole_answer_is_not_measured(measured):

@@ -198,7 +198,7 @@ def test_each_broken_rule_is_named(measured, place, change, message):
         assert outcome.blame == Blame(name, 3, got=found.baseline.answers[place].output_ids)
 
 
-@pytest.mark.parametrize(("error", "state"), [(8e-4, State.PASS), (9.5e-4, State.FAIL)])
+@pytest.mark.parametrize(("error", "state"), [(2.5e-4, State.PASS), (3.5e-4, State.FAIL)])
 def test_log_probabilities_under_rules_have_a_bound_of_their_own(measured, error, state):
     def rules(target, request, prompt, output):
         found = ruled_tokens(target, request, prompt, output)
