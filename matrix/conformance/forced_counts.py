@@ -7,7 +7,7 @@ the known continuation and by a wrong one after them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.device.relay import DraftState, Relay
 from specmatrix.engine.spec.drafter import Drafter, DraftTree, VerifyResult
+from specmatrix.matrix.oracles.ngram import Grams
 from specmatrix.reports.wording import spans
 
 
@@ -31,7 +32,7 @@ class ForcedCounts:
 
     texts: by prompt, the tokens of prompt and continuation. prompts: prompt by row of the relay, of the running
     requests. Every other round of a request accepts all drafts and none in turn, and the rounds between a number that
-    differs between requests.
+    differs between requests. grams: an independent n-gram index, in which drafts of a shared index must be found too.
     """
 
     def __init__(
@@ -39,8 +40,11 @@ class ForcedCounts:
         drafter: Drafter,
         texts: Mapping[tuple[int, ...], Sequence[int]],
         prompts: Callable[[], Mapping[int, tuple[int, ...]]],
+        grams: Grams | None = None,
     ) -> None:
-        self._drafter, self._texts, self._prompts = drafter, texts, prompts
+        self._drafter, self._texts, self._prompts, self._grams = drafter, texts, prompts, grams
+        self._read: dict[int, int] = {}  # tokens of each text in the index
+        self.wrong = ""  # the first raised error, or drafts that the index does not have
         self._order = {prompt: index for index, prompt in enumerate(texts)}
         self._rounds = [0] * len(texts)
         self.drafted: dict[tuple[int, int], Drafted] = {}  # by request and KV length
@@ -65,6 +69,8 @@ class ForcedCounts:
         if tree.tokens.shape[1] == 1:
             return tree
         prompts, rows = self._prompts(), []
+        if self._grams is not None and not self.wrong:
+            self.wrong = next(self._strays(self._grams, batch, tree), "")
         for row, start, tokens, parents in zip(
             batch.rows.tolist(), batch.start.tolist(), tree.tokens.tolist(), tree.parents.tolist(), strict=True
         ):
@@ -78,7 +84,25 @@ class ForcedCounts:
 
     def absorb(self, batch: StepBatch, verdict: VerifyResult, aux: Tensor | None) -> DraftState | None:
         self.accepted.add(tuple(count - 1 for count in verdict.count.tolist()))
-        return self._drafter.absorb(batch, verdict, aux)
+        try:
+            return self._drafter.absorb(batch, verdict, aux)
+        except Exception as error:  # a built-in drafter's step runs again, each request alone
+            self.wrong = self.wrong or f"the drafter raised {type(error).__name__} in absorb ({error})"
+            raise
+
+    def _strays(self, grams: Grams, batch: StepBatch, tree: DraftTree) -> Iterator[str]:
+        """A message for each row whose drafts differ from those of the index, which reads all rows' tokens first."""
+        texts = ["".join(map(chr, known.tokens)) for known in batch.known]
+        for known, text in zip(batch.known, texts, strict=True):
+            grams.show(text, self._read.get(known.key, 0))
+            self._read[known.key] = len(text)
+        for text, tokens, parents in zip(texts, tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+            paths = [""]
+            for token, parent in zip(tokens[1:], parents[1:], strict=True):
+                paths.append(paths[parent] + chr(token))
+            due = grams.draft(text, len(tokens), self._drafter.topk, self._drafter.steps)
+            if {*paths} != {*due}:
+                yield f"the drafts {tokens[1:]} at position {len(text) - 1} are not an independent n-gram index's"
 
     def _wanted(self, index: int, depth: int) -> int:
         turn, between = divmod(self._rounds[index], 2)

@@ -18,11 +18,12 @@ from specmatrix.engine.api import LLM, Output
 from specmatrix.engine.build import Locate
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.defaults import SHAPE
-from specmatrix.engine.core.draft.algorithms import Topology, Traits
+from specmatrix.engine.core.draft.algorithms import Topology, Traits, is_registered
 from specmatrix.engine.core.schedule.request import Phase, SamplingParams
 from specmatrix.matrix.conformance.forced_counts import Drafted, ForcedCounts, first_difference
 from specmatrix.matrix.conformance.inspector import inspect_drafter
 from specmatrix.matrix.conformance.process_state import restored_process_state
+from specmatrix.matrix.oracles.ngram import Grams
 from specmatrix.reports.wording import spans
 
 PROMPTS: Final = (
@@ -159,10 +160,13 @@ def _forced_result(
         requests = llm.loop.scheduler.requests
         encoded = [tuple(llm.tokenizer.prompt_ids(prompt, llm.vocab_size)) for prompt in PROMPTS]
         texts = {prompt: (*prompt, *output.output_ids) for prompt, output in zip(encoded, plain, strict=True)}
+        own = is_registered(traits.name) or llm.resolved.ngram is None or llm.resolved.ngram.external_corpus_path
+        grams = None if own else Grams(llm.resolved.as_dict()["ngram"])
         drafter = ForcedCounts(
             executor.guard.drafter,
             texts,
             lambda: {one.row: tuple(one.prompt) for one in requests.values() if one.phase is Phase.RUNNING},
+            grams,
         )
         executor.guard.drafter = drafter
         first = llm.generate(PROMPTS, FORCED_PARAMS)
@@ -172,7 +176,8 @@ def _forced_result(
     violations = [llm.drafter_error] if llm.drafter_error is not None else []
     violations += [*_differences(first, plain), *_differences(alone, plain)]
     if not violations:
-        violations += () if traits.irregular else drafter.unforced()
+        violations += [drafter.wrong] if drafter.wrong else []
+        violations += () if traits.irregular and grams is None else drafter.unforced()
         violations += _dependent(traits, llm, drafter, together)
     violations += [message for holds, message in _requirements(llm, traits) if not holds]
     return StartResult(start, tuple(violations), tuple(output.accept_lengths for output in first), 0)

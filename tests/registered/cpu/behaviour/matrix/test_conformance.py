@@ -11,6 +11,7 @@ from specmatrix import HOME
 from specmatrix.cli import main
 from specmatrix.engine.core.draft.algorithms import ALGORITHMS, known_algorithms
 from specmatrix.engine.plugin import forget_algorithm
+from specmatrix.engine.spec.ngram import NgramDrafter
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.conformance.child import results
 from specmatrix.matrix.conformance.forced_counts import Drafted, first_difference, forced, longest_path
@@ -90,6 +91,28 @@ def test_every_number_of_accepted_drafts_is_forced_in_batches_whose_rows_differ(
     found = {each["start"].removeprefix("chain, "): each["violations"] for each in results(file, {})}
     assert {name for name, violations in found.items() if violations} == {*FORCED}
     assert all(len(found[name]) == 1 and violation in found[name][0] for name in FORCED)
+
+
+def test_every_number_of_accepted_drafts_is_forced_of_n_grams_too(monkeypatch):
+    absorb = NgramDrafter.absorb
+
+    def raises(drafter, batch, verdict, aux):
+        assert len(verdict.count) == 1 or verdict.count.min() < verdict.tokens.shape[1]
+        return absorb(drafter, batch, verdict, aux)
+
+    def misplaces(drafter, batch, verdict, aux):
+        if verdict.count.max() != verdict.count.min():
+            drafter.readers = dict(zip(drafter.readers, reversed(drafter.readers.values()), strict=True))
+        return absorb(drafter, batch, verdict, aux)
+
+    for planted, violation in (
+        (raises, "raised AssertionError in absorb"),
+        (misplaces, "not an independent n-gram index's"),
+    ):
+        monkeypatch.setattr(NgramDrafter, "absorb", planted)
+        found = {each["start"]: each["violations"] for each in results("NGRAM", {})}
+        red = [violations for name, violations in found.items() if name.endswith((*FORCED,))]
+        assert len(red) == 4 and all(violation in each[0] for each in red), found
 
 
 def test_adaptive_chains_are_compared_as_far_as_both_are_deep():
