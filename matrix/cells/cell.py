@@ -47,8 +47,10 @@ TIGHT_PAGES: Final = 2
 TIGHT_WINDOW_PAGES: Final = 4
 # A multiple of the page size, so that drafts past the last position need a page that no text ever fills.
 SHORT_CONTEXT: Final = 320
-# Ample memory holds all requests of the largest workload at once; more only slows the ledger checks.
+# Ample memory holds all requests of the largest workload at once; more only slows the ledger checks. Of four requests
+# at a time it holds these and some of the texts before them, so that in many questions the first ones are evicted.
 AMPLE_TOKENS: Final = 12_288
+FEW_SLOTS_TOKENS: Final = 3_072
 AMPLE_PAGES: Final = 128
 # Drafts that are less likely are left out: of the zoo's drafts about one in five is, and half of those are wrong.
 CONFIDENCE: Final = 0.5
@@ -201,7 +203,7 @@ class Cell(NamedTuple):
         if self.memory == "session_retract":
             return session_retract(self.model == "qwen3", page).memory
         if self.memory == "ample":
-            return max(AMPLE_TOKENS, AMPLE_PAGES * page)
+            return max(AMPLE_TOKENS if self.slots == "auto" else FEW_SLOTS_TOKENS, AMPLE_PAGES * page)
         pages = TIGHT_WINDOW_PAGES if self.model == "qwen3" and page > TIGHT_TOKENS else TIGHT_PAGES
         return max(TIGHT_TOKENS, pages * page)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, zip_longest
 from typing import Any, Final, NamedTuple
@@ -44,6 +44,8 @@ THRESHOLDS: Final = {
         0, "in float32 every greedy request of the nightly cells, retracted or not, has exactly the oracle's rounds"
     ),
 }
+# The oracle's rounds per window of an engine's life.
+WINDOW: Final = 100
 # In a short context, the first position that the stored oracle does not reach for every prompt. From there on every so
 # many rounds are compared, and the last ones, which reach past the end.
 LATE: Final = 128
@@ -205,7 +207,11 @@ class AcceptanceGate:
         low, high = self.thresholds[f"{band}low"], self.thresholds[f"{band}high"]
         ratio = float(str(numbers["ratio"]))
         ends = interval or (ratio, ratio)
-        if low <= ends[0] and ends[1] <= high:
+        series = [(before, *_series(window)) for before, window in by_age(measured)]
+        numbers["series"] = [round(one, 4) for _, one, _ in series]
+        ages = [(before, one) for before, one, (least, most) in series[1:] if most < low or least > high]
+        aged = f"; ratio {ages[0][1]:.3f} in requests behind {ages[0][0]:.0f} rounds of others" if ages else ""
+        if low <= ends[0] and ends[1] <= high and not aged:
             exact = self.exact and run.resolved["dtype"] == "float32"
             text = self._mismatches(greedy, numbers) if exact else ""
             blame = next(pair.blame() for pair in greedy if pair.mismatch() is not None) if text else None
@@ -215,7 +221,7 @@ class AcceptanceGate:
         whole = "" if interval is None else f", 95 % interval {ends[0]:.3f} to {ends[1]:.3f}"
         text = (
             f"acceptance length {numbers['length']:.3f}, the oracle has {numbers['reference']:.3f}: "
-            f"ratio {ratio:.3f}{whole}, which must lie within {low:g} to {high:g}"
+            f"ratio {ratio:.3f}{whole}, which must lie within {low:g} to {high:g}{aged}"
         )
         first = next((pair for pair in greedy if pair.mismatch() is not None), greedy[0])
         if (place := first.mismatch()) is not None:
@@ -473,6 +479,26 @@ def _rounds(lengths: Sequence[int], emitted: int) -> float:
         rounds += min(1.0, left / length)
         left -= min(left, length)
     return rounds
+
+
+def by_age(measured: Iterable[Rounds]) -> list[tuple[float, list[Rounds]]]:
+    """Requests in the order of sending, in windows of `WINDOW` of the oracle's rounds and more, each with their number
+    before it. The last has half as many at least, as one answer's rounds say little."""
+    windows, before = [(0.0, list[Rounds]())], 0.0
+    for one in measured:
+        if before - windows[-1][0] >= WINDOW:
+            windows.append((before, []))
+        windows[-1][1].append(one)
+        before += one.oracle
+    if len(windows) > 1 and 2 * (before - windows[-1][0]) < WINDOW:
+        windows[-2][1].extend(windows.pop()[1])
+    return windows
+
+
+def _series(window: Sequence[Rounds]) -> tuple[float, tuple[float, float]]:
+    """The ratio engine / oracle of a window and its interval, or the ratio itself twice."""
+    ratio = sum(one.oracle for one in window) / sum(one.engine for one in window)
+    return ratio, _interval(window) or (ratio, ratio)
 
 
 def _interval(measured: Sequence[Rounds]) -> tuple[float, float] | None:

@@ -300,6 +300,13 @@ def _finished(kind: str) -> When:
     return when
 
 
+def _outgrows(cell: Cell, run: Run) -> bool:
+    """The texts of many questions, few at a time, exceed memory before the first prompts return."""
+    texts = {answer.prompt_ids: len(answer.prompt_ids) + len(answer.output_ids) for answer in run.answers}
+    full = sum(texts.values()) > cell.memory_tokens
+    return full and (cell.batch, cell.slots) == ("gsm", "4") and not _uncached(cell, run)
+
+
 EVIDENCE: Final[tuple[Evidence, ...]] = (
     Evidence("prefill.step", True, "every cell prefills prompts", lambda cell, run: True),
     Evidence("decode.round", True, "every cell decodes tokens", lambda cell, run: True),
@@ -343,6 +350,7 @@ EVIDENCE: Final[tuple[Evidence, ...]] = (
     Evidence("prefix.insert", False, "the prefix cache is off", _uncached),
     Evidence("prefix.insert|prefix.hit|prefix.duplicate", True, "whole pages must be cached", _caches),
     Evidence("prefix.hit", True, "a repeated prompt must hit the prefix cache", _repeats),
+    Evidence("prefix.evict", True, "more texts are cached than memory holds", _outgrows),
     Evidence("window.slid", True, "a text longer than the sliding window must slide it", _slides),
     Evidence("window.slid", False, "the model has no sliding window", _windowless),
     Evidence("queue.waited", True, "there are more requests than max_running_requests", _waits),

@@ -134,7 +134,7 @@ def _requests(cell: Cell, seed: int, draws: int) -> Sequence[RequestSpec]:
         requests = [*_tails(cell, seed), *requests, *_draws(cell, seed, draws)]
         before = tuple(request.name for request in requests)
         requests += [*_far(cell, seed, before), *_alternating(cell, seed, before), *_returning(cell, seed, before)]
-        if (cell.batch, cell.slots) == ("gsm", "4"):  # hundreds of rounds after their first run
+        if (cell.batch, cell.slots) == ("gsm", "4"):  # hundreds of rounds, and evictions, after their first run
             before = tuple(request.name for request in requests)
             again = requests[:LATE_REPEATS]
             requests += [replace(one, name=f"{one.name}.again", after=before, answer=None) for one in again]

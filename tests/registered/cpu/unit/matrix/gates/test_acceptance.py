@@ -170,6 +170,19 @@ def test_another_engine_may_draft_less_in_its_last_round(measured, gate, lengths
     assert found.judge(knowing(gate, lambda _: (4,) * 100), run).state is State.FAIL
 
 
+@pytest.mark.parametrize(("late", "state"), [((4,) * 16, State.PASS), ((3,) * 21, State.FAIL)])
+def test_a_prompt_that_returns_late_in_an_engines_life_accepts_what_it_did_first(measured, gate, late, state):
+    """Few of many requests, which the ratio of all of them does not show."""
+    found = measured(CELL)
+    request, answer = found.run.requests[0], found.run.answers[0]
+    names = [f"q{number % 32}{'.again' * (number // 32)}" for number in range(56)]
+    answers = [replace(answer, name=one, accept_lengths=late if one in names[48:] else (4,) * 16) for one in names]
+    run = replace(found.run, requests=[replace(request, name=one) for one in names], answers=answers)
+    outcome = found.judge(knowing(gate, lambda _: (4,) * 100, exact=False), run)
+    assert outcome.state is state and outcome.numbers["ratio"] > 0.94
+    assert ("; ratio 0.750 in requests behind 735 rounds of others" in outcome.message) == (state is State.FAIL)
+
+
 @pytest.mark.parametrize(
     ("mine", "oracle", "retractions", "left"),
     [

@@ -142,7 +142,8 @@ session.spared|session.restored- none.pair.stream.length not none.session_retrac
 abort.waiting- none not none.mixed_lengths.abort_running none.m4.mixed_lengths.abort_queued
 """
 # Those that depend on the answers, which have tests of their own.
-ANSWERED = {"tree.compacted+", "prefill.chunked+", "prefix.insert|prefix.hit|prefix.duplicate+", "window.slid+"}
+ANSWERED = {"tree.compacted+", "prefill.chunked+", "prefix.evict+", "window.slid+"}
+ANSWERED |= {"prefix.insert|prefix.hit|prefix.duplicate+"}
 
 
 def test_every_row_has_its_cells():
@@ -173,6 +174,8 @@ def test_long_prompts_are_split_and_long_texts_slide_the_window():
         answer = replace(Answer("q0", (1,) * prompt, (1,) * tokens, "", "length", None, 0, ()), **fields)
         return bool(row_of(counter).when(cell, run_of(cell, answer)))
 
+    assert [due("prefix.evict", "none.m4.gsm", size) for size in (3071, 3072)] == [False, True]
+    assert not due("prefix.evict", "none.nocache.m4.gsm", 9999) and not due("prefix.evict", "none.m4.burst", 9999)
     assert [due("prefill.chunked", "none.c7.pair", size) for size in (7, 8)] == [False, True]
     assert not due("prefill.chunked", "none.c7.pair", 9, cached_tokens=2) and not due("prefill.chunked", "none", 99)
     name = "eagle3.qwen3.s3.p4.nocache"

@@ -31,7 +31,7 @@ precision: beyond far_draws routed sampled_rms score_rms scored tied_at tied_sha
   |
 finish: faults requests | abort length stop
 acceptance: length rounds | emitted left mixed naive_reach naive_rounds per_position prompts questions ratio reference
-  retracted same_texts
+  retracted same_texts series
 rejection: due_per_position left p per_position q q_rounds rounds ties |
 distribution: bins detectable draws joint_p logprob_gap outside p serial_p statistic variation |
 accuracy: accuracy accuracy_flexible baseline baseline_flexible card_test_share lost lost_flexible n outcomes won
