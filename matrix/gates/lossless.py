@@ -20,6 +20,7 @@ from specmatrix.matrix.oracles.logit_rules import RuledToken, ruled_tokens
 from specmatrix.matrix.oracles.precision import followed
 from specmatrix.matrix.oracles.prompt_scores import prompt_gap, prompt_scores
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
+from specmatrix.matrix.workloads.build import DRAW_PROMPT
 from specmatrix.matrix.workloads.predicted import RESOLVED_SHAPE, deepest_round
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
@@ -141,7 +142,8 @@ class LosslessGate:
         scored_prompts = [pair for pair in every if pair.request.prompt_logprobs >= 0]
         if scored_prompts:
             outcome = self._against_prompts(scored_prompts, outcome, target, exact)
-        ruled = [pair for pair in every if pair.request.ruled and not pair.request.own]
+        asked = [pair for pair in pairs(run, baseline) if pair in every or pair.request.prompt != DRAW_PROMPT]
+        ruled = [pair for pair in asked if pair.request.ruled and not pair.request.own]
         return self._against_rules(ruled, outcome, prepared, exact, fast) if ruled else outcome
 
     def _worst_score(self, compared: list[AnswerPair], numbers: dict[str, Number], kept: bool) -> tuple[str, float]:
@@ -207,10 +209,12 @@ class LosslessGate:
     ) -> Outcome:
         """Check the baseline's tokens against transformers' logits processors: greedy tokens are the best up to a tie,
         sampled ones are not banned, and log-probabilities agree. In half precision `precision` judges greedy tokens and
-        their log-probabilities. Where the run may differ from the baseline, its tokens must not be banned either."""
+        their log-probabilities. Where the run may differ from the baseline, its tokens must not be banned either: a
+        parameter that drafts ignore."""
         checked, worst = 0, 0.0
         for pair in ruled:
             request, base = pair.request, pair.baseline
+            free = request.temperature > 0 and not self._of_sampled(prepared.cell)
             found = self.rules(prepared.cell.target, request, base.prompt_ids, base.output_ids)
             for index, token in enumerate(found):
                 behind = exact and request.temperature == 0 and token.behind >= self.thresholds["tie_nats"]
@@ -219,12 +223,12 @@ class LosslessGate:
                     blame = Blame(request.name, index, got=base.output_ids)
                     return Outcome(self.name, State.FAIL, outcome.numbers, message=text, blame=blame)
             mine = pair.answer
-            drawn = self.rules(prepared.cell.target, request, mine.prompt_ids, mine.output_ids) if fast else ()
+            drawn = self.rules(prepared.cell.target, request, mine.prompt_ids, mine.output_ids) if fast or free else ()
             if (banned := next((at for at, token in enumerate(drawn) if not token.kept), None)) is not None:
                 text = f"{request.name} breaks its logit rules at token {banned}"
                 return Outcome(self.name, State.FAIL, outcome.numbers, message=text, blame=Blame(request.name, banned))
             checked += len(found)
-            worst = max(worst, _apart([token.logprob for token in found], base.logprobs))
+            worst = worst if free else max(worst, _apart([token.logprob for token in found], base.logprobs))
         numbers = {**outcome.numbers, "ruled_tokens": checked, "rule_nats": worst}
         bound = "hybrid_rule_nats" if prepared.cell.model in HYBRIDS else "rule_nats"
         if outcome.state is State.PASS and exact and worst > self.thresholds[bound]:
