@@ -48,6 +48,8 @@ SHOWN: Final = 32
 NO_SECONDS: Final[Mapping[str, float]] = MappingProxyType({})
 COMPILING: Final = "compiling CPU kernels, once"
 STARTING: Final = "the first engine starts"
+# A run of one shard; the merged report of several compares their rounds again.
+WHOLE: Final = "1/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class CellRuns:
         texts = SameTexts()  # of all workers
         with _counted(runs, cells, work.seconds) as (show, count):
             for record in execute(work, runs.job, show):
-                record = texts.judged(record, last=True)
+                record = texts.judged(record, last=self.job.options.shard == WHOLE)
                 count(record)
                 yield runs.with_command(record)
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from specmatrix.ci.run import show_run
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.gates.same_texts import SameTexts
 from specmatrix.matrix.run.provenance import merged_host
 from specmatrix.options import Json, Junit
 from specmatrix.reports.render.run import write_run
@@ -37,10 +38,11 @@ def merge(
         if (out / REPORT_FILE).resolve() == report.path.resolve():
             raise ConfigError(f"--out {out} holds one of the reports that are merged; name another folder")
     header = merged_header(shards)
+    texts = SameTexts()
     with ReportWriter(out, header) as writer:
         for report in shards:
             for cell in report:
-                writer.write(cell)
+                writer.write(texts.judged(cell, last=True))
         writer.not_run = [cell for report in shards for cell in report.not_run]
         held = [report.gpu_seconds for report in shards]
         writer.gpu_seconds = None if None in held else sum(filter(None, held))

@@ -148,8 +148,7 @@ class AcceptanceGate:
         outcome = Outcome(self.name, State.PASS) if alone else self._to_the_stored_end(prepared.cell, run)
         more = outcome.state is State.PASS and self.exact and run.resolved["dtype"] == "float32"
         if more and _repeats(prepared.cell):
-            drafts = prepared.cell.target, *combination(prepared.cell, run.resolved)
-            rounds = [[answer.name, [*rounds_of(drafts, answer)]] for answer in run.answers]
+            rounds = [[one.name, [*rounds_of(_drafts(prepared.cell, run, one), one)]] for one in run.answers]
             outcome = replace(outcome, numbers={**outcome.numbers, NUMBER: rounds})
         more = more and prepared.cell.own_traits is None  # the zoo has no drafts for it
         return self._by_naive_drafts(prepared.cell, run, outcome, alone) if more else outcome
@@ -232,12 +231,10 @@ class AcceptanceGate:
         """Compare rounds outside the oracle's texts: some of each sampled or ruled request, and the last ones of greedy
         requests that fill the context, because a draft may fail at late positions only. alone: the cell has no other
         rounds to judge, so zero compared rounds are NOT MEASURED."""
-        drafter = "nextn.single" if cell.adapts and cell.algorithm == "nextn" else cell.algorithm
         rounds, reach, left = 0, 0, dict[str, int]()
         for answer, among in _beyond_the_oracle(cell, run):
-            shapes, caps = [combination(cell, run.resolved)[1:]] * len(answer.accept_lengths), _caps(run, answer)
-            if cell.adapts:
-                shapes = [(width - 1, 1, width) for width in answer.round_widths]
+            made, caps = _drafts(cell, run, answer), _caps(run, answer)
+            (_, drafter, *_), shapes = made[0], [one[2:] for one in made]
             found = self.naive(
                 cell.target,
                 drafter,
@@ -356,7 +353,7 @@ def _beyond_the_oracle(cell: Cell, run: Run) -> Iterator[tuple[Answer, Container
 def _repeats(cell: Cell) -> bool:
     """Whether what a round accepts follows from the request's text alone."""
     traits = cell.own_traits or algorithm(cell.algorithm)
-    return traits.rounds == "own" and not cell.adapts and (cell.acceptance, cell.verify) == ("match", "whole")
+    return traits.rounds == "own" and (cell.acceptance, cell.verify) == ("match", "whole")
 
 
 def _is_drawn(cell: Cell) -> bool:
@@ -380,6 +377,14 @@ def first_replay_mismatch(mine: Sequence[int], due: Sequence[Round]) -> int | No
         if not one.allows(accepted):
             return index
     return None if len(mine) == len(due) else min(len(mine), len(due))
+
+
+def _drafts(cell: Cell, run: Run, answer: Answer) -> list[tuple[str, str, int, int, int]]:
+    """Target, drafter, steps, topk and draft tokens of each round of an answer."""
+    if not cell.adapts:
+        return [(cell.target, *combination(cell, run.resolved))] * len(answer.accept_lengths)
+    drafter = "nextn.single" if cell.algorithm == "nextn" else cell.algorithm
+    return [(cell.target, drafter, width - 1, 1, width) for width in answer.round_widths]
 
 
 def _fixed(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | str:

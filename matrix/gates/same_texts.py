@@ -21,13 +21,14 @@ NUMBER: Final = "same_texts"
 Round: TypeAlias = tuple[str, Sequence[int]]
 
 
-def rounds_of(drafts: object, answer: Answer) -> Iterator[Round]:
+def rounds_of(drafts: Iterable[object], answer: Answer) -> Iterator[Round]:
     """The rounds of an answer but the last, which may be cut; none after a retraction, which moves them. drafts: the
-    models and the draft's shape."""
-    text, start = blake2b(repr((drafts, answer.prompt_ids, answer.output_ids[:1])).encode(), digest_size=8), 1
-    for length in () if answer.retractions else answer.accept_lengths[:-1]:
-        tokens = answer.output_ids[start : start + length]
-        yield text.hexdigest(), tokens
+    models and the draft's shape of each round."""
+    text, start = blake2b(repr((answer.prompt_ids, answer.output_ids[:1])).encode(), digest_size=8), 1
+    for drawn, length in zip(drafts, () if answer.retractions else answer.accept_lengths[:-1], strict=False):
+        tokens, known = answer.output_ids[start : start + length], text.copy()
+        known.update(repr(drawn).encode())
+        yield known.hexdigest(), tokens
         text.update(repr(tokens).encode())
         start += length
 

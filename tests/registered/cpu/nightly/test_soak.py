@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import repeat
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ def soaked(rounds: int, count: int) -> tuple[list[tuple[Outcome, Outcome, Outcom
     for seed in range(rounds):
         run = run_requests(engine, questions(seed, count), subject.profile.capabilities, history)
         history = run.served
-        assert not texts.apart(f"round {seed}", [(one.name, rounds_of((), one)) for one in run.answers])
+        assert not texts.apart(f"round {seed}", [(one.name, rounds_of(repeat(()), one)) for one in run.answers])
         judges = ScheduleGate(), LeaksGate(), LedgerGate()
         found.append(tuple(gate.judge(prepared, run, run) for gate in judges))
     return found, history, texts

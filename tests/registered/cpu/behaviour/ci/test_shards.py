@@ -61,6 +61,25 @@ def test_shards_run_apart_merge_to_the_whole_run(monkeypatch, tmp_path, capsys):
     assert (tmp_path / "all/report.md").exists()
 
 
+def test_rounds_behind_the_same_text_are_compared_over_shards(tmp_path):
+    """Of the second cell's request a round is cut short; no shard holds both cells."""
+    outs = [tmp_path / name for name in ("a", "b")]
+    words = ["run", "--stage", "product", "--cells", "eagle3.s3.v1.pair or eagle3.s3.v2.pair"]
+    for number, out in enumerate(outs, 1):
+        assert main([*words, "--shard", f"{number}/2", "--out", str(out)]) == 0
+    first, second = map(load, outs)
+    assert merge(*outs, "--out", tmp_path / "green") == 0
+    assert not any("same_texts" in gate.numbers for cell in load(tmp_path / "green") for gate in cell.gates)
+    with ReportWriter(tmp_path / "c", second.header) as writer:
+        (cell,) = second
+        gate = cell.gate("acceptance")
+        (name, (*rounds, (text, tokens))), *_ = gate.numbers["same_texts"]
+        cut = replace(gate, numbers={"same_texts": [[name, [*rounds, [text, tokens[:-1]]]]]})
+        writer.write(replace(cell, gates=tuple(cut if one.name == gate.name else one for one in cell.gates)))
+    assert merge(outs[0], tmp_path / "c", "--out", tmp_path / "red") == 1
+    assert {cell.id: cell.state for cell in load(tmp_path / "red")} == {next(iter(first)).id: "PASS", cell.id: "FAIL"}
+
+
 def test_the_plan_names_the_cells_of_each_shard(capsys):
     words = ["plan", "--stage", "smoke", "--cells", SELECTOR, "--shards", "2"]
     assert main([*words, "--json"]) == 0

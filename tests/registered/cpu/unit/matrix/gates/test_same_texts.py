@@ -24,10 +24,10 @@ def test_a_prompt_that_returns_accepts_what_it_did_first(tokens, rounds, retract
     first = Answer("a", (7,), (1, 2, 3, 4, 5, 6, 7), "", "stop", None, 0, (2, 3, 1))
     again = Answer("c", (7,), tokens, "", "stop", None, 0, rounds, retractions=retractions)
     for drafts, one in (("x", first), ("x", first), ("y", again)):
-        assert not texts.apart("one", [(one.name, rounds_of(drafts, one))])
-    found = texts.apart("two", [("c", rounds_of("x", again))])
+        assert not texts.apart("one", [(one.name, rounds_of([drafts] * 9, one))])
+    found = texts.apart("two", [("c", rounds_of(["x"] * 9, again))])
     assert [(one.request, one.round) for one in found] == ([] if place is None else [("c", place)])
-    assert not texts.apart("three", [("e", rounds_of("x", again))]), "one of the two is enough"
+    assert not texts.apart("three", [("e", rounds_of(["x"] * 9, again))]), "one of the two is enough"
 
 
 def test_a_cell_with_other_rounds_than_an_earlier_one_is_red():
