@@ -186,7 +186,8 @@ def _executor(context: BuildContext, drafter: Drafter, scheduler: Scheduler, set
     rules = LogitRules(context.target.vocab_size, setup.tokenizer.eos_ids, _rows(resolved), resolved.positions, device)
     graphs = graphs_for(resolved, device, scheduler.counters)
     on_host = _at_once if graphs is None else graphs.on_host
-    masks = GrammarMasks(setup.grammars, context.target.vocab_size, scheduler.counters, on_host)
+    size, tabled = (_rows(resolved), context.target.vocab_size), not resolved.disable_grammar_tables
+    masks = GrammarMasks(setup.grammars, size, scheduler.counters, on_host, device, tabled)
     hooks = agreed if audited or ranks.size > 1 else hooks
     rule, ragged = resolved.speculative_acceptance, resolved.speculative_ragged_verify
     plain = DeviceStep(context.target, hooks, drafter.capture, context.kv, relay, rules, masks, ranks, rule, ragged)

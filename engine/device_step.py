@@ -89,6 +89,7 @@ class DeviceStep:
             prompt_logprobs=None if output.prompt_logprobs is None else output.prompt_logprobs.tolist(),
             prompt_top_logprobs=_pairs(output.prompt_ids, output.prompt_values),
             legality=None if output.legality is None else output.legality.tolist(),
+            grammar=None if output.grammar is None else output.grammar.tolist(),
             lengths=None if output.lengths is None else output.lengths.tolist(),
             stamps_checked=checked,
             stamps_wrong=wrong,
@@ -108,11 +109,14 @@ class DeviceStep:
         rows = None if plan.greedy else self.relay.sampling_of(batch.rows)
         finite = _finite(logits)
         shown, legality = logits, None
+        following = integers([-1 if r.following is None else r.following for r in plan.rows], device)
+        batch.grammar = self.masks.rows_of(plan, batch.rows, following < 0)
         if plan.adjusts or plan.constrained:
             node = shared_chain(tokens.gather(1, (batch.lengths - 1)[:, None]))
             shown, logits, legality = self._adjusted(plan, batch, logits, end - 1, node, rows)
         sampled = self.ranks.agreed(pick(logits, end[:, None], rows))
-        following = integers([-1 if r.following is None else r.following for r in plan.rows], device)
+        if batch.grammar is not None:
+            batch.grammar.advance(torch.zeros_like(sampled), sampled)
         if plan.adjusts:
             self.rules.record(batch.rows, end, torch.where(following[:, None] < 0, sampled, following[:, None]))
         state = self.drafter.prime(batch, tokens, aux, sampled[:, 0], following)
@@ -126,6 +130,7 @@ class DeviceStep:
 
     def _round(self, plan: StepPlan, batch: StepBatch) -> StepOutput:
         rows = None if plan.greedy else self.relay.sampling_of(batch.rows)
+        batch.grammar = self.masks.rows_of(plan, batch.rows)
         tree = self.drafter.propose(batch, self.relay)
         if self.ragged or tree.lengths is not None:
             tree = tree.within((self.relay.limit.index_select(0, batch.rows) - batch.start - 1).clamp(min=1))
@@ -147,8 +152,13 @@ class DeviceStep:
         if plan.adjusts:
             self.rules.record(batch.rows, batch.start + 1, verdict.tokens)
         output = StepOutput(verdict.tokens, verdict.count, stamps=kv.stamps, finite=finite, lengths=tree.lengths)
+        bonus = verdict.tokens
+        if batch.width > 1:
+            bonus = verdict.tokens.gather(1, (verdict.count - 1)[:, None])
         if legality is not None:
             output = output._replace(legality=legality.gather(1, verdict.path))
+        if batch.grammar is not None:
+            batch.grammar.advance(verdict.path.gather(1, (verdict.count - 1)[:, None]), bonus)
         self.kv.commit(kv, verdict)
         if tree.ancestors is not None:
             output = output._replace(moved=verdict.moved, branched=_branched(tree.parents))
@@ -156,10 +166,9 @@ class DeviceStep:
             if plan.logprobs >= 0:
                 shown = shown.gather(1, verdict.path[:, :, None].expand(-1, -1, shown.shape[2]))
         state = self.drafter.absorb(batch, verdict, aux)
-        bonus = verdict.tokens
-        if batch.width > 1:
-            bonus = verdict.tokens.gather(1, (verdict.count - 1)[:, None])
         self._relay(batch, batch.start + verdict.count, bonus, state)
+        if batch.grammar is not None:
+            output = output._replace(grammar=batch.grammar.counts)
         return _with_logprobs(output, plan, shown, rows)
 
     def _adjusted(
@@ -179,7 +188,9 @@ class DeviceStep:
             at = NodeContext(start, batch.padded_kv_len, tree.tokens, tree.parents, tree.depths, tree.ancestors)
             logits = self.rules.adjusted(logits, batch.rows, rules, at)
         if plan.constrained:
-            logits, legality = self.masks.apply(plan, tree.tokens, tree.parents, logits)
+            if batch.grammar is not None:
+                batch.grammar.walk(tree.tokens, tree.parents, tree.depth)
+            logits, legality = self.masks.apply(plan, tree.tokens, tree.parents, logits, batch.grammar)
         if rows is None or rules is None or rules.min_p is None:
             return logits, logits, legality
         return logits, without_unlikely(logits, rows.temperature, rules.min_p), legality

@@ -116,7 +116,7 @@ class StepRunner:
 
     def __init__(self, step: Step, plain: DeviceStep, graphs: CudaGraphs | None = None) -> None:
         self.step, self.graphs = step, graphs
-        self._table, self._relay = plain.kv.full.table, plain.relay
+        self._table, self._relay, self._masks = plain.kv.full.table, plain.relay, plain.masks
 
     def __call__(self, plan: StepPlan) -> StepOutput:
         if self.graphs is None or plan.prefill:
@@ -145,7 +145,7 @@ class StepRunner:
             relay.length[:1].zero_()
             return output
 
-        shape = GraphShape(plan.greedy, plan.logprobs, len(rows), width, padded_kv_len, plan.constrained)
+        shape = GraphShape(plan.greedy, plan.logprobs, len(rows), width, padded_kv_len, self._masks.path(plan))
         try:
             output = graphs.run(shape, plan, whole_round)
         except BaseException:

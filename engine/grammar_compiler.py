@@ -14,6 +14,8 @@ from typing import Any, Final
 
 from specmatrix.child_process import ChildProcess, start
 from specmatrix.engine.core.schedule.grammar import Constraint
+from specmatrix.engine.device.token_tables import CompiledGrammar, TokenTable
+from specmatrix.engine.grammar_table import token_table
 from specmatrix.engine.models.tokenizer import Tokenizer
 from specmatrix.errors import EngineError, RequestError, shown, text_of
 from specmatrix.extras import require
@@ -34,19 +36,19 @@ PLACE: Final = re.compile(r"\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?"
 class GrammarCompiler:
     """The grammars of one engine's requests. Safe to call from several threads.
 
-    live: compiled grammars (xgrammar.CompiledGrammar) that a request or the cache holds. Engines with equal tokenizers
+    live: compiled grammars that a request or the cache holds. Engines with equal tokenizers
     share a process and its cache; the process starts with the first grammar.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        self.live: weakref.WeakValueDictionary[Constraint, Any] = weakref.WeakValueDictionary()
+        self.live: weakref.WeakValueDictionary[Constraint, CompiledGrammar] = weakref.WeakValueDictionary()
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
 
-    def compile(self, constraint: Constraint) -> Any:  # noqa: ANN401 - xgrammar has no types
+    def compile(self, constraint: Constraint) -> CompiledGrammar:
         """The compiled grammar. RequestError if xgrammar refuses it or its limits do not suffice; ConfigError without
         the extra `grammar`. Takes no time for a live grammar; others wait for each other."""
-        if (found := self.live.get(constraint)) is not None:
-            return found
+        if (live := self.live.get(constraint)) is not None:
+            return live
         require("xgrammar")
         ends = tuple(sorted(self._tokenizer.eos_ids))
         found = _process(self._tokenizer.backend_tokenizer.to_str(), ends, self._vocab_size).compile(constraint)
@@ -98,10 +100,10 @@ class CompilerProcess:
         )
         self._limits = seconds, memory
         self._running: tuple[ChildProcess, Connection[Any, Any]] | None = None
-        self._recent: OrderedDict[Constraint, Any] = OrderedDict()
+        self._recent: OrderedDict[Constraint, CompiledGrammar | str] = OrderedDict()
         self._lock = Lock()
 
-    def compile(self, constraint: Constraint) -> Any:  # noqa: ANN401 - xgrammar has no types
+    def compile(self, constraint: Constraint) -> CompiledGrammar | str:
         """The compiled grammar, or why there is none."""
         with self._lock:
             if constraint not in self._recent:
@@ -111,15 +113,30 @@ class CompilerProcess:
                 self._recent.popitem(last=False)
             return self._recent[constraint]
 
-    def _compile(self, constraint: Constraint) -> Any:  # noqa: ANN401 - xgrammar has no types
+    def _compile(self, constraint: Constraint) -> CompiledGrammar | str:
         try:
             if self._running is None:
                 self._start()
             kind, answer = self._answer(constraint)
+            table = self._table() if kind == "done" else None
         except BaseException:
             self._stop()
             raise
-        return self._library.CompiledGrammar.deserialize_json(answer, self._tokens) if kind == "done" else answer
+        if kind != "done":
+            return answer
+        return CompiledGrammar(self._library.CompiledGrammar.deserialize_json(answer, self._tokens), table)
+
+    def _table(self) -> TokenTable | None:
+        """The table of the grammar that was compiled; None if it has none, or a limit is hit."""
+        assert self._running is not None
+        try:
+            if self._running[1].poll(SECONDS):
+                found: TokenTable | None = self._running[1].recv()
+                return found
+        except (EOFError, OSError):
+            pass
+        self._stop()
+        return None
 
     def _answer(self, constraint: Constraint) -> tuple[str, str]:
         assert self._running is not None
@@ -159,7 +176,7 @@ class CompilerProcess:
 
 def serve(tokens: str, seconds: float, memory: int, connection: Connection[Any, Any]) -> None:
     """What the process runs. tokens: a serialised xgrammar.TokenizerInfo. connection: receives each constraint and
-    sends ("done", serialised grammar) or ("refused", why)."""
+    sends ("done", serialised grammar) and then its TokenTable or None, or ("refused", why)."""
     import resource
 
     import xgrammar
@@ -174,13 +191,20 @@ def serve(tokens: str, seconds: float, memory: int, connection: Connection[Any, 
     while True:
         kind, text = connection.recv()
         signal.setitimer(signal.ITIMER_PROF, seconds)
+        compiled = None
         try:
-            answer = "done", str(_compiled(compiler, kind, text).serialize_json())
+            compiled = _compiled(compiler, kind, text)
+            answer = "done", str(compiled.serialize_json())
         except Exception as error:
             full = isinstance(error, MemoryError) or "bad_alloc" in str(error)
             answer = "refused", TOO_LARGE.format(memory / 2**20) if full else text_of(PLACE.sub("", str(error)))
         signal.setitimer(signal.ITIMER_PROF, 0)
         connection.send(answer)
+        if answer[0] == "done":
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+            table = token_table(compiled, info)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            connection.send(table)
 
 
 def _compiled(compiler: Any, kind: str, text: str) -> Any:  # noqa: ANN401 - xgrammar has no types

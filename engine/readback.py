@@ -28,6 +28,8 @@ def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, A
         "lag": loop.lag,
         "speculative_ragged_verify": scheduler.ragged and executor.plain.ragged,
         "speculative_confidence_threshold": getattr(drafter, "threshold", 0.0),
+        "speculative_constrained_drafts": getattr(drafter, "constrained", False),
+        "disable_grammar_tables": not executor.plain.masks.tabled,
         "page_size": scheduler.ledger.page_size,
         "num_pages": groups[0].num_pages,
         "radix_cache": scheduler.cache.enabled,

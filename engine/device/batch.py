@@ -14,6 +14,7 @@ from specmatrix.engine.device.pinned_copy import integers
 from specmatrix.engine.device.relay import DraftState, Relay
 from specmatrix.engine.device.sampling import SamplingRows
 from specmatrix.engine.device.slot_table import SlotTable
+from specmatrix.engine.device.token_tables import GrammarRows
 
 # Positions with cached masks, by device type; a table of 4096 takes 32 MiB in half precision.
 MAX_TRIANGLE: Final = {"cpu": 1024, "cuda": 4096}
@@ -61,7 +62,8 @@ class StepBatch:
     positions [B, W] start..start + W - 1, in a prefill step at most padded_kv_len - 1, and write [B, W] their slots,
     the padding slot 0 past a chunk's end or a row's verified nodes, whose positions are the root's.
     relay: the source of the rows' values; None in a batch built by hand. generations [B]: the writers in the rows'
-    stamps, None without stamps. greedy: every row is. chunks: of a prefill step, not nodes of a round.
+    stamps, None without stamps. greedy: every row is. grammar: the rows' states in
+    token tables, None without any. chunks: of a prefill step, not nodes of a round.
     """
 
     rows: Tensor
@@ -75,6 +77,7 @@ class StepBatch:
     relay: Relay | None = None
     generations: Tensor | None = None
     greedy: bool = True
+    grammar: GrammarRows | None = None
     positions: Tensor = field(init=False)
     write: Tensor = field(init=False)
     _causal: Causal | None = field(init=False, default=None)

@@ -3,7 +3,7 @@
 A graph repeats the same kernels on the same memory, so everything that a round reads must have a fixed address:
 weights, pools, tables and the relay do, the rows are copied into static buffers here, and everything else is allocated
 during capture and stays the graph's own. The graphs of one width share a memory pool, since they run one after another
-in one stream. A round in which the host works, for a grammar, is divided there into two graphs.
+in one stream. A round in which the host works, for a grammar without a token table, is divided there into two graphs.
 
 A graph is captured for a shape that occurred before, so a depth's bundle holds only the batch sizes of the slots that
 reach it (sglang#24055 prunes graphs captured in advance by hand). The number of graphs per bundle and the memory of all
@@ -42,14 +42,14 @@ MAX_BYTES: Final = 4 * GIB
 
 class GraphShape(NamedTuple):
     """The shape that a graph is captured for: a round's sampling mode and number of log-probabilities, requests with
-    padding, nodes per request, positions read, and whether a request has a grammar."""
+    padding, nodes per request, positions read, and where masks come from (`GrammarMasks.path`)."""
 
     greedy: bool
     logprobs: int
     batch: int
     width: int
     padded_kv_len: int
-    constrained: bool = False
+    masks: int = 0
 
 
 @dataclass(eq=False)

@@ -3,7 +3,8 @@
 A mask is a function of the request's committed tokens and the tree. The round's forward is launched first; then the
 host waits for the steps in flight, whose tokens reach the matchers, copies the tree down, walks it, and sends the masks
 up behind the forward, which hides most of the cost. As CUDA graphs a round is two, before and after this. A matcher is
-advanced here only, once per step: a second reader would advance it twice (sglang#29110).
+advanced here only, once per step: a second reader would advance it twice (sglang#29110). Small grammars take none of
+this: their masks are read from tables on the device (`token_tables.py`).
 
 Masks come after bias, penalties and bans and before temperature and min_p, as in SGLang. A node's row allows what may
 follow the node; rows that cannot be emitted, after a draft that the grammar refuses or after its end, are free.
@@ -27,10 +28,11 @@ from specmatrix.engine.device.batch import count
 from specmatrix.engine.device.cuda_graphs import HostWork
 from specmatrix.engine.device.pinned_copy import received, sent
 from specmatrix.engine.device.staging import Staged
+from specmatrix.engine.device.token_tables import CompiledGrammar, GrammarRows, TokenTables
 
-# xgrammar.CompiledGrammar by what was compiled; xgrammar has no types.
-CompiledGrammars: TypeAlias = Mapping[Constraint, Any]
+CompiledGrammars: TypeAlias = Mapping[Constraint, CompiledGrammar]
 WORD: Final = 32
+TABLES, HOST = 1, 2
 
 
 class RequestMatcher:
@@ -87,18 +89,23 @@ class RequestMatcher:
 
 
 class GrammarMasks:
-    """The matchers of the requests in all rows. compiled: holds the grammars of all live requests. on_host: does the
-    host's work in the middle of a round, which may be a CUDA graph."""
+    """The matchers and table states of the requests in all rows. compiled: holds the grammars of all live requests.
+    size: rows, and tokens of the vocabulary. on_host: does the host's work in the middle of a round, which may be a
+    CUDA graph. tabled: small grammars have tables on the device."""
 
     def __init__(
         self,
         compiled: CompiledGrammars,
-        vocab_size: int,
+        size: tuple[int, int],
         counters: Counters,
         on_host: Callable[[HostWork, StepPlan], None],
+        device: torch.device,
+        tabled: bool = True,
     ) -> None:
-        self._compiled, self._vocab_size, self._counters, self._on_host = compiled, vocab_size, counters, on_host
-        self._by_row: dict[int, RequestMatcher] = {}
+        self._compiled, self._counters, self._on_host, self._device = compiled, counters, on_host, device
+        self.tabled, self._size, self._vocab_size = tabled, size, size[1]
+        self._tables: TokenTables | None = None  # from the first grammar that has one
+        self._by_row: dict[int, RequestMatcher | None] = {}  # of rows with a grammar; None if it is in the tables
         self._unread: deque[tuple[list[RequestMatcher | None], Staged]] = deque()
 
     def admit(self, rows: Sequence[PlanRow]) -> None:
@@ -107,34 +114,70 @@ class GrammarMasks:
             if row.admit is None:
                 continue
             self._by_row.pop(row.row, None)
+            if self._tables is not None:
+                self._tables.clear([row.row])
             params = row.admit[0]
             if params.constraint is not None:
                 assert row.arrived is not None
                 prompt, tokens = row.arrived
-                self._by_row[row.row] = RequestMatcher(self._compiled[params.constraint], params, tokens[prompt:])
+                self._by_row[row.row] = self._matcher(row.row, params, tokens[prompt:])
+
+    def _matcher(self, row: int, params: SamplingParams, output: Sequence[int]) -> RequestMatcher | None:
+        """A new matcher; None if the row has a state in the tables."""
+        assert params.constraint is not None
+        compiled = self._compiled[params.constraint]
+        if self.tabled and compiled.table is not None:
+            self._tables = self._tables or TokenTables(*self._size, self._device)
+            if self._tables.admit(row, (params.constraint, (*params.reasoning_end_ids,)), compiled.table, output):
+                return None
+        return RequestMatcher(compiled.grammar, params, output)
+
+    def path(self, plan: StepPlan) -> int:
+        """Where a plan's masks come from: 0 has none, TABLES, HOST, or both."""
+        found = [self._by_row[row.row] for row in plan.rows if row.row in self._by_row] if plan.constrained else []
+        return TABLES * (None in found) + HOST * any(found)
+
+    def rows_of(self, plan: StepPlan, rows: Tensor, emits: Tensor | None = None) -> GrammarRows | None:
+        """The table states of a batch's rows [B]; None if its plan needs none. emits: as in GrammarRows."""
+        return GrammarRows(self._tables, rows, emits) if self._tables and self.path(plan) & TABLES else None
 
     def launched(self, plan: StepPlan, staged: Staged) -> None:
         """Remember a launched step, whose tokens the next step's masks need."""
-        self._unread.append(([self._by_row.get(row.row) for row in plan.rows], staged))
+        path, constrained = self.path(plan), sum(row.row in self._by_row for row in plan.rows)
+        if path & HOST:
+            self._unread.append(([self._by_row.get(row.row) for row in plan.rows], staged))
+        if not plan.prefill:
+            self._counters.hit("grammar.round")
+            self._counters.hit("grammar.on_device", path == TABLES)
+            self._counters.hit("grammar.mixed", constrained < len(plan.rows))
 
     def drop(self) -> None:
         """Forget the launched steps; their requests begin another residence."""
         self._unread.clear()
 
-    def apply(self, plan: StepPlan, tokens: Tensor, parents: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def apply(
+        self, plan: StepPlan, tokens: Tensor, parents: Tensor, logits: Tensor, states: GrammarRows | None
+    ) -> tuple[Tensor, Tensor]:
         """Logits [B, N, V] with -inf for forbidden tokens, and the legality int64 [B, N] of each row.
-        tokens, parents [B, N]: the draft trees.
+        tokens, parents [B, N]: the draft trees. states: `rows_of`, after the trees.
 
         A row in which nothing would be left stays as it is.
         """
-        words = torch.empty(*tokens.shape, -(-self._vocab_size // WORD), dtype=torch.int32, device=tokens.device)
-        self._on_host(partial(self._write, torch.stack((tokens, parents)), words), plan)
-        bits = words[..., None] >> count(WORD, logits.device).int() & 1
-        allowed = bits.flatten(2)[..., : self._vocab_size].bool()
+        allowed = None if states is None else states.allowed(states.nodes)
+        if allowed is None or self.path(plan) & HOST:
+            hosts = self._from_host(plan, tokens, parents)
+            allowed = hosts if allowed is None else allowed & hosts
         masked = logits.masked_fill(~allowed, float("-inf"))
         left = masked.amax(-1) > float("-inf")
         changed = ~allowed.gather(2, logits.argmax(-1, keepdim=True))[..., 0]
         return torch.where(left[..., None], masked, logits), left * (1 + changed.long())
+
+    def _from_host(self, plan: StepPlan, tokens: Tensor, parents: Tensor) -> Tensor:
+        """The matchers' masks, bool [B, N, V]."""
+        words = torch.empty(*tokens.shape, -(-self._vocab_size // WORD), dtype=torch.int32, device=tokens.device)
+        self._on_host(partial(self._write, torch.stack((tokens, parents)), words), plan)
+        bits = words[..., None] >> count(WORD, tokens.device).int() & 1
+        return bits.flatten(2)[..., : self._vocab_size].bool()
 
     def _write(self, trees: Tensor, words: Tensor, plan: StepPlan) -> None:
         """Write the masks [B, N, words] of the trees [2, B, N], tokens and parents. Waits for the steps in flight, and
@@ -143,15 +186,10 @@ class GrammarMasks:
             self._read(*self._unread.popleft())
         masks = torch.full(words.shape, -1, dtype=torch.int32)
         drafted, above = received(trees).tolist()
-        constrained = 0
         for index, row in enumerate(plan.rows):
             matcher = self._by_row.get(row.row)
             if matcher is not None and not (plan.prefill and row.following is not None):
                 self._walk(matcher, drafted[index], above[index], masks[index])
-                constrained += 1
-        if constrained and not plan.prefill:
-            self._counters.hit("grammar.round")
-            self._counters.hit("grammar.mixed", constrained < len(plan.rows))
         words.copy_(sent(masks, words.device))
 
     def _walk(self, matcher: RequestMatcher, tokens: list[int], parents: list[int], masks: Tensor) -> None:

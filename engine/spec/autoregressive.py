@@ -19,11 +19,13 @@ from specmatrix.engine.device.batch import StepBatch, count, prefix_bias
 from specmatrix.engine.device.pool import KVLayout, KVPool
 from specmatrix.engine.device.relay import DraftState, DraftStateSpec, Relay
 from specmatrix.engine.device.sampling import SamplingRows, drawn_drafts
+from specmatrix.engine.device.token_tables import GrammarRows
 from specmatrix.engine.spec.drafter import (
     DraftTree,
     VerifyResult,
     confidence,
     confident_nodes,
+    followed,
     shared_chain,
     shift_left,
 )
@@ -66,6 +68,7 @@ class AutoregressiveDrafter:
     capture: tuple[int, ...]
     vocab_size: int  # the target's
     draws: bool = False  # drafts of sampled requests are drawn from the draft's distribution
+    constrained: bool = False  # drafts follow their request's grammar
     threshold: float = 0.0  # a chain's drafts are verified while their confidence is at least this; 0: all are
 
     def __post_init__(self) -> None:
@@ -110,13 +113,21 @@ class AutoregressiveDrafter:
         attend = StepAttention(self.pool, write, batch.slots, bias, start=batch.start)
         out = self.model.forward(tokens, positions, aux, attend)
         last = out.gather(1, (kept - 1)[:, None, None].expand(-1, 1, out.shape[2]))
-        logits = self.model.logits(last)
+        grammar = batch.grammar if self.constrained else None
+        logits = self._logits(last, grammar, None if grammar is None else grammar.state[:, None])
         state = {"hidden": last[:, 0], **({"sure": confidence(logits)} if self.threshold else {})}
         if self.draws:
             return state | {"scores": logits[:, 0]}
         probs, ids = self._top(logits)
         state["ids"] = ids[:, 0]
         return state if probs is None else state | {"probs": probs[:, 0]}
+
+    def _logits(self, out: Tensor, grammar: GrammarRows | None, states: Tensor | None) -> Tensor:
+        """Logits [B, W, draft vocabulary], of the tokens that may follow states [B, W] if drafts are constrained."""
+        logits = self.model.logits(out)
+        if grammar is None or states is None:
+            return logits
+        return grammar.masked(logits, states, self.model.to_target(count(logits.shape[2], logits.device)))
 
     def _top(self, logits: Tensor) -> tuple[Tensor | None, Tensor]:
         """The topk tokens of each row: probabilities (None for a chain) and target ids, [..., topk], best first."""
@@ -130,6 +141,8 @@ class AutoregressiveDrafter:
         if batch.width == 1:
             return shared_chain(batch.root)
         rows = batch.sampling if self.draws else None
+        grammar = batch.grammar if self.constrained else None
+        states = None if grammar is None else grammar.state[:, None]
         first, law = self._drawn(state["scores"][:, None], batch, 1, rows) if self.draws else (state["ids"], None)
         tokens, laws, sure = [batch.root, first], [law], [state["sure"]] if self.threshold else []
         hidden = state["hidden"][:, None] if "hidden" in state else None
@@ -138,7 +151,8 @@ class AutoregressiveDrafter:
         for step in range(deeper):
             attend.begin(step)
             hidden = self.model.forward(tokens[-1], (batch.start + step)[:, None], hidden, attend)
-            logits = self.model.logits(hidden)
+            states = followed(grammar, states, tokens[-1])
+            logits = self._logits(hidden, grammar, states)
             token, law = self._drawn(logits, batch, step + 2, rows)
             tokens.append(token)
             laws.append(law)
@@ -171,18 +185,21 @@ class AutoregressiveDrafter:
         parents = [torch.arange(-1, topk, device=device).expand(batch_size, -1)]
         hidden = state["hidden"][:, None].expand(-1, topk, -1) if "hidden" in state else None
         attend = self._draft_attention(batch, padded_kv_len, (self.steps - 1) * topk)
+        grammar = batch.grammar if self.constrained else None
+        states = followed(grammar, None if grammar is None else grammar.state[:, None].expand(-1, topk), tokens)
         own = seen = torch.eye(topk, dtype=torch.bool, device=device).expand(batch_size, -1, -1)
         for step in range(self.steps - 1):
             attend.begin(step * topk, seen)
             positions = (batch.start + step)[:, None].expand(-1, topk)
             out = self.model.forward(tokens, positions, hidden, attend)
-            probs, ids = self._top(self.model.logits(out))
+            probs, ids = self._top(self._logits(out, grammar, states))
             assert probs is not None
             grown, scores, chosen = expand_topk(scores, probs)
             candidate_ids.append(ids.flatten(1))
             candidate_scores.append(grown)
             tokens = ids.flatten(1).gather(1, chosen)
             beam = chosen // topk
+            states = followed(grammar, None if states is None else states.gather(1, beam), tokens)
             parents.append(chosen + topk + step * topk * topk)
             hidden = out.gather(1, beam[:, :, None].expand(-1, -1, out.shape[2]))
             seen = torch.cat((seen.gather(1, beam[:, :, None].expand(-1, -1, seen.shape[2])), own), 2)

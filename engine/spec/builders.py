@@ -82,11 +82,11 @@ class BuildContext:
         return found
 
     @property
-    def draws(self) -> bool:
+    def drafting(self) -> tuple[bool, bool]:
         """Whether sampled requests' drafts are drawn from the draft's distribution, as the rules `reject` and `block`
-        need.
+        need, and whether drafts follow their request's grammar.
         """
-        return self.resolved.speculative_acceptance != "match"
+        return self.resolved.speculative_acceptance != "match", self.resolved.speculative_constrained_drafts
 
     @property
     def verify_tokens(self) -> int:
@@ -157,13 +157,13 @@ def _nextn(context: BuildContext) -> Drafter:
     if not r.enable_multi_layer_eagle:
         return autoregressive(context, first, first.aux_layers)
     pool = context.pool(replace(first.kv, layers=count))
-    return MultiLayerDrafter(context.traits, layers, pool, first.aux_layers, r.num_draft_tokens, context.draws)
+    return MultiLayerDrafter(context.traits, layers, pool, first.aux_layers, r.num_draft_tokens, *context.drafting)
 
 
 def _dflash(context: BuildContext) -> Drafter:
     model = load_dflash(context.draft_folder, context.target)
-    threshold = context.resolved.speculative_confidence_threshold
-    return BlockDrafter(context.traits, model, context.pool(model.kv), context.verify_tokens, context.draws, threshold)
+    options = context.drafting[0], context.resolved.speculative_confidence_threshold
+    return BlockDrafter(context.traits, model, context.pool(model.kv), context.verify_tokens, *options)
 
 
 def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int, ...]) -> Drafter:
@@ -178,7 +178,8 @@ def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int,
         nodes=resolved.max_draft_tokens,
         capture=capture,
         vocab_size=context.target.vocab_size,
-        draws=context.draws,
+        draws=context.drafting[0],
+        constrained=context.drafting[1],
         threshold=resolved.speculative_confidence_threshold,
     )
 

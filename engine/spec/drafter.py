@@ -16,6 +16,7 @@ from specmatrix.engine.device.batch import StepBatch, count, past
 from specmatrix.engine.device.batch import VerifyResult as VerifyResult
 from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.device.relay import DraftState, DraftStateSpec, Relay
+from specmatrix.engine.device.token_tables import GrammarRows
 
 
 class DraftTree(NamedTuple):
@@ -116,6 +117,12 @@ def confident_nodes(confidences: Tensor, threshold: float) -> Tensor:
     """Nodes [B] of chains, root included, whose draft and all before it are right with a probability of at least
     `threshold`, by confidences [B, W] of each draft."""
     return 1 + (confidences.cumprod(1) >= threshold).sum(1)
+
+
+def followed(grammar: GrammarRows | None, states: Tensor | None, tokens: Tensor) -> Tensor | None:
+    """The states [B, W] after drafts [B, W] that follow states [B, W], 0 after one that is forbidden; None without a
+    grammar."""
+    return None if grammar is None or states is None else grammar.after(states, tokens).clamp(min=0)
 
 
 def agreed_tree(tree: DraftTree, ranks: Ranks) -> DraftTree:

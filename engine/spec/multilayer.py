@@ -20,7 +20,7 @@ from specmatrix.engine.device.pool import KVPool
 from specmatrix.engine.device.relay import DraftState, DraftStateSpec, Relay
 from specmatrix.engine.device.sampling import drawn_drafts, law_of
 from specmatrix.engine.spec.autoregressive import DraftModel
-from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, shared_chain, shift_left
+from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, followed, shared_chain, shift_left
 
 
 class MultiLayerDrafter:
@@ -37,9 +37,10 @@ class MultiLayerDrafter:
         capture: tuple[int, ...],
         nodes: int,
         draws: bool = False,
+        constrained: bool = False,
     ) -> None:
         self.traits, self.layers, self.pool, self.capture, self.nodes = traits, layers, pool, capture, nodes
-        self.draws = draws
+        self.draws, self.constrained = draws, constrained
         self.steps = self.key_span = len(layers)
         self.back = len(layers) - 1
         width, dtype = layers[0].carry_width, pool.data.dtype
@@ -82,13 +83,18 @@ class MultiLayerDrafter:
         last = (back + kept - 1)[:, None]
         ids, out, drafts, scores = known, states, [], []
         rows = batch.sampling if self.draws else None
+        grammar = batch.grammar if self.constrained else None
+        states = None if grammar is None else grammar.state[:, None]
         for number, layer in enumerate(self.layers, 1):
             out = layer.forward(ids, at, out, attend)
             logits = layer.logits(out.gather(1, last[:, :, None].expand(-1, -1, out.shape[2])))
+            if grammar is not None and states is not None:
+                logits = grammar.masked(logits, states, count(logits.shape[2], logits.device))
             best = logits.argmax(-1)
             if rows is not None:
                 column = count(number + 1, tokens.device)[number:]
                 best = drawn_drafts(logits, batch.start + kept, column, rows)[0]
+            states = followed(grammar, states, best)
             drafts.append(best)
             scores.append(logits)
             ids = ids.roll(-1, 1).scatter(1, last, best)

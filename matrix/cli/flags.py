@@ -24,6 +24,7 @@ HELP: Final[Mapping[str, str]] = {
     "speculative_acceptance": "what accepts sampled drafts: match, reject or block",
     "speculative_ragged_verify": "verify no more drafts of a request than what is left of its length",
     "speculative_confidence_threshold": "nor drafts that the draft model finds less likely than this",
+    "speculative_constrained_drafts": "drafts follow the grammars of requests, if these have token tables",
     "speculative_ngram_min_bfs_breadth": "fewest children of an n-gram node",
     "speculative_ngram_max_bfs_breadth": "most children of an n-gram node",
     "speculative_ngram_match_type": "expand n-gram drafts by recency (BFS) or frequency (PROB)",
@@ -52,6 +53,7 @@ HELP: Final[Mapping[str, str]] = {
     "random_seed": "seed of requests that bring none",
     "strict_memory": "check the KV ledger per request (1) or per step (2)",
     "kv_stamps": "prove on the device which tokens' KV is read",
+    "disable_grammar_tables": "compute the masks of every grammar on the host",
     "enable_deterministic_inference": "answers that do not depend on the batch",
 }
 

@@ -23,7 +23,8 @@ THRESHOLDS: Final = {
     ),
 }
 WIDTH: Final = 3
-CONSTRAINED: Final = 5
+MASKS: Final = 5
+ON_HOST: Final = 2  # from this value on
 
 
 @dataclass
@@ -106,7 +107,7 @@ def _unsteady(rounds: Sequence[GraphRound], most: int) -> Iterator[str]:
             kept.clear()
             continue
         times[one.shape] += 1
-        graphs = 1 + one.shape[CONSTRAINED]  # a round with a grammar is divided where the host works
+        graphs = 2 if one.shape[MASKS] >= ON_HOST else 1  # a round is divided where the host computes masks
         due = tuple(graphs * count for count in _due(one.shape, kept.setdefault(one.shape[WIDTH], {}), most))
         if (one.captures, one.replays) != due:
             yield (

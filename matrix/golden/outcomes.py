@@ -76,6 +76,8 @@ LEFT_OUT: Final = frozenset(
         "kv_stamps",
         "enable_deterministic_inference",
         "enable_streaming_session",
+        "disable_grammar_tables",
+        "speculative_constrained_drafts",
         "cuda_graph_max_bs",
         "cuda_graph_max_gb",
     }

@@ -15,7 +15,7 @@ from specmatrix.engine.core.schedule.request import SamplingParams
 def allowed(llm: LLM, params: SamplingParams, output: list[int]) -> list[int]:
     """The tokens that may follow an output; [] if the grammar refuses it."""
     assert params.constraint is not None
-    matcher = xgrammar.GrammarMatcher(llm.grammars.compile(params.constraint))
+    matcher = xgrammar.GrammarMatcher(llm.grammars.compile(params.constraint).grammar)
     mask = torch.full((1, -(-llm.vocab_size // 32)), -1, dtype=torch.int32)
     marker, begun = list(params.reasoning_end_ids), not params.reasoning_end_ids
     for place, token in enumerate(output):

@@ -64,6 +64,7 @@ class EngineConfig:
     speculative_acceptance: Literal["match", "reject", "block"] = "match"
     speculative_ragged_verify: bool = False
     speculative_confidence_threshold: float = 0.0
+    speculative_constrained_drafts: bool = False
     speculative_accept_threshold_single: float = 1.0
     speculative_accept_threshold_acc: float = 1.0
     speculative_ngram_min_bfs_breadth: int = 1
@@ -95,6 +96,7 @@ class EngineConfig:
     strict_memory: int = 0
     kv_stamps: bool = False
     enable_deterministic_inference: bool = False
+    disable_grammar_tables: bool = False
 
     def __post_init__(self) -> None:
         for name, default in UNASKED.items():
@@ -319,6 +321,8 @@ class Resolved:
     speculative_ragged_verify: each row of a round verifies only what is left of its request's length.
     speculative_confidence_threshold: and no draft that is less likely, by the draft's own probabilities of the chain up
     to it; 0: as many as there are.
+    speculative_constrained_drafts: a draft follows its request's grammar, if that has a token table; the text stays.
+    disable_grammar_tables: the masks of all grammars are computed on the host.
     window: Facts.window; window_pages: KV pages of the windowed layers (without the padding page), 0 if there are none.
     """
 
@@ -356,6 +360,8 @@ class Resolved:
     speculative_acceptance: Literal["match", "reject", "block"] = "match"
     speculative_ragged_verify: bool = False
     speculative_confidence_threshold: float = 0.0
+    speculative_constrained_drafts: bool = False
+    disable_grammar_tables: bool = False
     reasons: tuple[Reason, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
 

@@ -95,7 +95,8 @@ def _resolved(situation: RuleContext, reasons: tuple[Reason, ...], rewrites: tup
     asked = situation.asked
     chosen: dict[str, Any] = situation.chosen
     uncached = any(rewrite.field == "disable_radix_cache" for rewrite in rewrites)
-    same: dict[str, Any] = {name: chosen.get(name, getattr(asked, name)) for name in SAME}
+    given = {rewrite.field: rewrite.got for rewrite in rewrites} | chosen
+    same: dict[str, Any] = {name: given.get(name, getattr(asked, name)) for name in SAME}
     return Resolved(
         **same,
         draft_path=_draft_path(situation),

@@ -44,6 +44,7 @@ class Traits:
     target_verify_for_draft: the draft's forward may have the target's verify shape, a round's width of tokens per
         request, and share its graphs (sglang#24999).
     confident: the drafter knows how likely each draft of a chain is, so that unlikely ones need not be verified.
+    constrains: the drafter can mask the logits that it drafts from, by a request's grammar.
     irregular: the tree's shape depends on the text, with at most topk children and no fixed candidate pool.
     rounds: "own" if what a request's rounds accept follows from its text alone, "shared" if other requests' texts
         matter too, as in an index of all texts.
@@ -64,6 +65,7 @@ class Traits:
     layered: bool = False
     target_verify_for_draft: bool = False
     confident: bool = False
+    constrains: bool = False
     irregular: bool = False
     rounds: Literal["own", "shared"] = "own"
 
@@ -94,6 +96,7 @@ EAGLE: Final = Traits(
     draft_architectures=("ForCausalLMEagle", "EagleModel"),
     adaptive=True,
     confident=True,
+    constrains=True,
 )
 EAGLE3: Final = replace(
     EAGLE,
@@ -119,6 +122,7 @@ STANDALONE: Final = Traits(
     draft_weights="checkpoint",
     draft_architectures=("ForCausalLM",),
     confident=True,
+    constrains=True,
 )
 NGRAM: Final = Traits(
     name="NGRAM",

@@ -50,6 +50,8 @@ COUNTERS: Final[dict[str, str]] = {
     "finish.overshoot": "tokens were accepted past a finish and dropped",
     "grammar.round": "a verify round held a request with a grammar",
     "grammar.mixed": "a verify round held requests with and without a grammar",
+    "grammar.on_device": "a verify round took all masks from token tables on the device",
+    "grammar.masked_drafts": "drafts in whose place a mask removed the draft's most likely token (sum)",
     "grammar.forbade": "draft nodes that a grammar refused (sum)",
     "grammar.changed": "tokens where a mask removed the most likely one (sum)",
     "grammar.accepted": "drafts of requests with a grammar that were accepted (sum)",
@@ -78,6 +80,8 @@ COUNTERS: Final[dict[str, str]] = {
 GPU: Final = ("graph.replayed", "graph.eager", "graph.waited")
 # Only an engine with several ranks hits these.
 RANKS: Final = ("rank.step",)
+# Only an engine with an option that no axis has.
+OPTIONS: Final = ("grammar.masked_drafts",)
 # Hits of these are defects; every other counter must be hit at least once in a complete nightly run.
 ZERO: Final[dict[str, str]] = {
     "graph.waited": "the replay of a CUDA graph must not wait for the device",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.schedule.grammar import CHANGED
 from specmatrix.engine.core.schedule.request import Finish, Request
 from specmatrix.engine.core.schedule.step import StepPlan, StepResult
+
+# What the columns of StepResult.grammar count.
+ON_DEVICE: Final = ("grammar.forbade", "grammar.began", "grammar.began_inside", "grammar.masked_drafts")
 
 
 class RowOutcome(Enum):
@@ -96,6 +99,8 @@ class StepCounter:
             self._hit("grammar.changed", result.legality[index][:took].count(CHANGED))
             self._hit("grammar.stuck", finish is not None and finish.reason == "error")
             if not prefill:
+                for name, by in zip(ON_DEVICE, result.grammar[index] if result.grammar else (), strict=False):
+                    self._hit(name, by)
                 self._hit("grammar.accepted", count - 1)
                 self._hit("grammar.rejected", count < longest)
                 self._hit("grammar.ended_inside", finish is not None and finish.reason == "stop" and took < count)

@@ -94,6 +94,9 @@ class StepResult(NamedTuple):
     draft_errors: list[str | None] | None = None  # the error that ends a request with invalid drafts; None: not checked
     drafts: Sequence[Sequence[int]] = ()  # tokens of the proposed trees, in audited rounds
     legality: list[list[int]] | None = None  # of the tokens in a constrained step, as in `core.schedule.grammar`
+    # Of each row of a round with token tables: forbidden drafts, whether reasoning ended, and at a draft, and masked
+    # drafts.
+    grammar: list[list[int]] | None = None
 
 
 Handle = TypeVar("Handle")

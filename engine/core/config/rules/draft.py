@@ -27,6 +27,7 @@ def _draft_values(s: RuleContext) -> list[tuple[str, object]]:
         ("speculative_adaptive", s.asked.speculative_adaptive or None),
         ("speculative_ragged_verify", s.asked.speculative_ragged_verify or None),
         ("speculative_confidence_threshold", s.asked.speculative_confidence_threshold or None),
+        ("speculative_constrained_drafts", s.asked.speculative_constrained_drafts or None),
     )
     return [(name, value) for name, value in named if value not in (AUTO, None)]
 
@@ -76,6 +77,13 @@ def _past_block(s: RuleContext) -> bool:
 
 def _threshold(s: RuleContext) -> float:
     return s.asked.speculative_confidence_threshold
+
+
+def _unconstrained(s: RuleContext) -> str:
+    """Why drafts cannot follow grammars; "" if they can."""
+    if not s.traits.constrains:
+        return f"{s.traits.name} does not choose each draft by logits after the one before it"
+    return "disable_grammar_tables leaves no masks for drafts" if s.asked.disable_grammar_tables else ""
 
 
 def _chains_only(s: RuleContext) -> bool:
@@ -228,6 +236,14 @@ SHAPES: Final[tuple[Rule, ...]] = (
         broken=_uneven_chain,
         message=lambda s: f"a chain (topk 1) of {s.asked_steps} steps verifies {_chain_width(s)} tokens",
         got=_chain_width,
+    ),
+    Rule(
+        name="constrained-drafts-unknown",
+        field="speculative_constrained_drafts",
+        why="a drafter chooses each draft from logits, after the one before it, and a token table masks these",
+        broken=lambda s: s.asked.speculative_constrained_drafts and s.traits.drafts and bool(_unconstrained(s)),
+        message=_unconstrained,
+        got=lambda s: False,
     ),
     Rule(
         name="block-steps",

@@ -99,7 +99,7 @@ def test_a_width_with_more_shapes_than_are_kept_has_the_graphs_that_the_engine_k
     cache, draw, rounds = GraphCache[str](lambda bundle: 0, kept), Random(kept), [START]
     for _ in range(400):
         grammar = draw.random() < 0.3
-        shape = GraphShape(True, -1, 1 << draw.randrange(4), draw.choice((5, 8)), draw.choice((256, 512)), grammar)
+        shape = GraphShape(True, -1, 1 << draw.randrange(4), draw.choice((5, 8)), draw.choice((256, 512)), 2 * grammar)
         bundle, due = cache.swap(shape.width), EAGER
         if cache.seen(shape):
             due = REPLAYED if bundle.graphs[shape] else CAPTURED

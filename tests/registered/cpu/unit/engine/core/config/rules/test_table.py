@@ -132,6 +132,13 @@ REWRITTEN = [
     ("window-uncached", eagle3(context_length=100), False, True, "the target has layers with a sliding window of 40"),
     ("state-uncached", eagle3(), False, True, "the target has layers with a recurrent state, of which no checkpoint"),
     ("block-steps", dflash(speculative_num_steps=3), 3, 1, "DFLASH drafts a whole block in one step"),
+    (
+        "constrained-drafts-unknown",
+        ngram(speculative_constrained_drafts=True),
+        True,
+        False,
+        "NGRAM does not choose each",
+    ),
     ("chains-only", dflash(speculative_eagle_topk=4), 4, 1, "DFLASH drafts chains, not trees"),
     ("no-step-in-flight", ngram(spec_version="v2"), "v2", "v1", "NGRAM reads tokens on the host, so each step is"),
     ("adaptive-unsupported", eagle3(3, 2, **ADAPTIVE), True, False, "a tree (topk 2) has a fixed width, so the depth"),
