@@ -116,7 +116,8 @@ def build(resolved: Resolved, facts: Facts, setup: EngineSetup) -> Loop[InFlight
         resolved.window,
         resolved.window_pages,
         resolved.overrun,
-        resolved.max_running_requests if facts.recurrent else 0,
+        resolved.states if facts.recurrent else 0,
+        resolved.state_tokens // resolved.page_size,
     )
     ledger = Ledger(*groups, strict=resolved.strict_memory == 2)
     cache = PrefixCache(ledger, drafter.key_span, resolved.radix_cache)
@@ -230,12 +231,13 @@ def _kv(resolved: Resolved, target: CausalLM) -> KVGroups:
 
 
 def _states(resolved: Resolved, target: CausalLM, writers: SlotTable) -> StateGroup:
-    """The group of recurrent layers: a slot per running request, and node slots for each row of the widest round."""
+    """The group of recurrent layers: the states' slots, and node slots for each row of the widest round."""
     assert target.state is not None
-    slots, rows, width = resolved.max_running_requests, _rows(resolved), resolved.max_draft_tokens
-    device = torch.device(resolved.device)
+    slots, rows, width = resolved.states, _rows(resolved), resolved.max_draft_tokens
+    device, interval = torch.device(resolved.device), resolved.state_tokens
     pool = StatePool(target.state, 1 + slots + rows * width, target.dtype, device, resolved.kv_stamps)
-    return StateGroup(pool, SlotTable(rows, 1, 1, device, stamps=False), writers, slots, width)
+    table = SlotTable(rows, -(-resolved.positions // interval), 1, device, stamps=False)
+    return StateGroup(pool, table, writers, slots, width, interval)
 
 
 def _rows(resolved: Resolved) -> int:

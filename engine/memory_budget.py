@@ -89,7 +89,7 @@ def needs(resolved: Resolved, models: Sequence[Model], ranks: int) -> list[Need]
     if delta is not None:
         layout = delta.layout(target.layers)
         recurrent, each = layout.layers, layout.bytes(size) + 8 * r.kv_stamps
-        states = (1 + r.max_running_requests + rows * r.max_draft_tokens) * each
+        states = (1 + r.states + rows * r.max_draft_tokens) * each
     drafted = size * sum(draft.layers * draft.config.kept_numbers() for draft in drafts)
     carried = size * sum(max(draft.layers, 1) * draft.config.hidden_size for draft in drafts)
     if r.speculative_acceptance != "match" and drafts:  # what the next drafts are drawn from
@@ -110,7 +110,8 @@ def needs(resolved: Resolved, models: Sequence[Model], ranks: int) -> list[Need]
         Need(f"context_length {r.context_length}", "rotary positions", 8 * pairs, ROTATION * pairs),
     ]
     if states:
-        found.append(Need(f"max_running_requests {r.max_running_requests}", "recurrent states", states))
+        setting = f"max_running_requests {r.max_running_requests} with state_interval {r.state_interval}"
+        found.append(Need(setting, "recurrent states", states))
     if r.cuda_graph_max_bs:
         found.append(Need(f"cuda_graph_max_gb {r.cuda_graph_max_gb}", "CUDA graphs", r.cuda_graph_max_gb * GIB))
     for model in models:

@@ -18,7 +18,7 @@ def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, A
     scheduler, executor = loop.scheduler, loop.executor
     assert isinstance(executor, DeviceExecutor)
     drafter, steps, pool = executor.drafter, scheduler.steps, executor.kv.full.pool
-    groups = scheduler.ledger.groups
+    groups, states, table = scheduler.ledger.groups, executor.kv.states, executor.kv.full.table
     shown = {
         "algorithm": drafter.traits.name,
         "num_steps": steps.initial if steps.adapts else drafter.steps,
@@ -43,6 +43,7 @@ def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, A
         "ngram": asdict(drafter.options) if hasattr(drafter, "options") else None,
         "strict_memory": loop.strict_memory,
         "kv_stamps": pool.stamps is not None,
+        "state_interval": 0 if states is None or states.interval == table.positions else states.interval,
         "window": executor.kv.groups[-1].window,
         "window_pages": sum(
             group.num_pages

@@ -1,7 +1,7 @@
 """The target's memory by groups of layers that see the same positions: each group has its own pool and slot table.
 
 The first group sees all positions. A group with a sliding window holds pages only for positions that are still read; a
-recurrent one has one slot per account, whose state it replaces.
+recurrent one has a state in each page, that after the last committed token within it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,15 @@ from specmatrix.kernels.gated_delta import gated_delta
 
 
 class GroupSlots(NamedTuple):
-    """A step's slots in one group: read [B, T] of positions 0..T-1, or [B, 1] of a state; write [B, W]."""
+    """A step's slots in one group: read [B, T] of positions 0..T-1, or [B, 1] of a state; write [B, W].
+
+    Only of states: start [B], the tokens before the step, and pages [B, P], the rows' slots.
+    """
 
     read: Tensor
     write: Tensor
+    start: Tensor | None = None
+    pages: Tensor | None = None
 
 
 class KVGroup:
@@ -97,41 +102,58 @@ class WindowGroup(KVGroup):
 
 
 class StateGroup:
-    """Recurrent layers. A live slot per account holds the state after its committed tokens; `width` node slots per row
-    hold that after each node of a round, until `commit` takes one of them.
+    """Recurrent layers. The slot of a page of `interval` tokens holds the state after the last committed token within
+    it; `width` node slots per row hold that after each node of a round, until `commit` takes some of them.
 
-    A step without earlier tokens begins with slot 0, which is zero, so no slot has to be cleared. table: one position
-    wide. writers: of a table whose stamps name every position's generation.
+    A step without earlier tokens begins with slot 0, which is zero, so no slot has to be cleared. table: of pages, not
+    of positions. writers: of a table whose stamps name every position's generation.
     """
 
     window: int | None = None
     pools: Sequence[KVPool] = ()  # no draft shares its slots
 
-    def __init__(self, pool: StatePool, table: SlotTable, writers: SlotTable, slots: int, width: int) -> None:
-        self.pool, self.table, self._writers = pool, table, writers
+    def __init__(
+        self, pool: StatePool, table: SlotTable, writers: SlotTable, slots: int, width: int, interval: int
+    ) -> None:
+        self.pool, self.table, self._writers, self.interval = pool, table, writers, interval
         self._first, self._width = 1 + slots, width
 
     def slots(self, batch: StepBatch) -> GroupSlots:
-        """The slots that a step begins with [B, 1] and writes [B, W]. A chunk writes its live slot after its last
-        token; padding writes slot 0, which keeps its zeros."""
-        live = self.table.read(batch.rows, 1)
-        column = count(batch.width, live.device)
+        """The slots that a step begins with [B, 1] and writes [B, W]. A chunk writes the slot of its last token's page
+        after that token; padding writes slot 0, which keeps its zeros."""
+        start, pages = batch.start, self.table.read(batch.rows, self.table.positions)
+        begin = self._slot(pages, start).masked_fill(start == 0, 0)[:, None]
+        column = count(batch.width, start.device)
         if batch.chunks:
             assert batch.lengths is not None
-            begin = live.masked_fill(batch.start[:, None] == 0, 0)
+            live = self._slot(pages, start + batch.lengths)[:, None]
             return GroupSlots(begin, live * (column == batch.lengths[:, None] - 1))
         # Rows are apart by the widest round, not by this one.
         nodes = self._first + batch.rows[:, None] * self._width + column
-        return GroupSlots(live, nodes.masked_fill(live == 0, 0))
+        return GroupSlots(begin, nodes.masked_fill(begin == 0, 0), start, pages)
+
+    def _slot(self, pages: Tensor, tokens: Tensor) -> Tensor:
+        """The slots of states after `tokens` [B], at least 1."""
+        return pages.gather(1, ((tokens - 1).clamp(min=0) // self.interval)[:, None])[:, 0]
 
     def states(self, slots: GroupSlots, parents: Tensor | None) -> StepStates:
         """Access to the layers' states. parents [B, W] of a tree, None for chains and chunks."""
         return StepStates(self.pool, slots.read[:, 0], slots.write, parents)
 
     def commit(self, slots: GroupSlots, verdict: VerifyResult) -> None:
-        """Take the state after the last accepted node, also of chains, and whether all or none were accepted."""
-        last = verdict.path.gather(1, (verdict.count - 1)[:, None])
-        self.pool.move(slots.write.gather(1, last)[:, 0], slots.read[:, 0])
+        """Take the state after the last accepted node, also of chains, and whether all or none were accepted; and where
+        the path goes on behind the end of a page, the state at that end. A page is no shorter than a round, so a path
+        passes one end at most."""
+        start, pages = slots.start, slots.pages
+        assert start is not None and pages is not None
+        end = start + verdict.count
+        edge = end // self.interval * self.interval
+        passed = (start < edge) & (edge < end)
+        taken = torch.stack((verdict.count, torch.where(passed, edge - start, 1)))
+        kept = torch.stack((passed | True, passed))
+        nodes = slots.write.gather(1, verdict.path.gather(1, (taken - 1).T)).T
+        targets = torch.stack([self._slot(pages, start + tokens) for tokens in taken])
+        self.pool.move((nodes * kept).flatten(), (targets * kept).flatten())
 
     def stamp(self, batch: StepBatch, slots: GroupSlots, positions: Tensor) -> tuple[Tensor, Tensor]:
         """As for `KVGroup`; a state's stamp is its generation and length."""

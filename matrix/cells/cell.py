@@ -82,6 +82,7 @@ class Cell(NamedTuple):
     overlap: str = "on"
     page_size: str = "1"
     prefix_cache: str = "on"
+    state_interval: str = "auto"
     prefill_chunk: str = "off"
     context: str = "model"
     memory: str = "ample"
@@ -225,6 +226,7 @@ class Cell(NamedTuple):
             disable_overlap_schedule=self.overlap == "off",
             page_size=int(self.page_size),
             disable_radix_cache=self.prefix_cache == "off",
+            state_interval=_size(self.state_interval),
             chunked_prefill_size=-1 if self.prefill_chunk == "off" else int(self.prefill_chunk),
             context_length=SHORT_CONTEXT if self.context == "short" else AUTO,
             max_total_tokens=self.memory_tokens,

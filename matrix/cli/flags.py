@@ -37,6 +37,7 @@ HELP: Final[Mapping[str, str]] = {
     "disable_overlap_schedule": "schedule each step after the last one's result",
     "page_size": "tokens per KV page",
     "disable_radix_cache": "no prefix cache",
+    "state_interval": "tokens between two checkpoints of a recurrent state",
     "swa_full_tokens_ratio": "KV positions of sliding-window layers per one of full attention",
     "chunked_prefill_size": "most prompt tokens per prefill step",
     "max_total_tokens": "KV positions of the pool",

@@ -32,15 +32,14 @@ def cover(
     strength: int,
     kept: Iterable[Cell] = (),
     rules: Sequence[Constraint] = CONSTRAINTS,
-    late: frozenset[str] = frozenset(),
+    late: frozenset[tuple[str, str]] = frozenset(),
 ) -> list[Cell]:
     """New cells that together with `kept` cover every combination of `strength` values that is feasible under `rules`,
-    except those with the models `late`.
+    except those with the values `late` of their axes.
 
     Deterministic. Infeasible combinations are skipped; `matrix.cover.verify` proves that nothing else is.
     """
-    barred = {("model", name) for name in late}
-    barred |= {(rule.axes[0], value) for rule in rules if len(rule.axes) == 1 for (value,) in rule.forbidden}
+    barred = late | {(rule.axes[0], value) for rule in rules if len(rule.axes) == 1 for (value,) in rule.forbidden}
     factors = {axis.name: [value for value in axis.names if (axis.name, value) not in barred] for axis in AXES}
     # covertable is slow to import and needed only to extend the lock file.
     from covertable.main import Controller

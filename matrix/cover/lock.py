@@ -25,8 +25,10 @@ from specmatrix.matrix.cover.lockfile import LOCK_FILE, STAGES, Lock, read, writ
 from specmatrix.matrix.cover.verify import Combination, feasible, uncovered, uncovered_sweep
 
 SHOWN: Final = 5
-# Models that only the last stage must cover: earlier ones have some of their cells, which planted faults need.
-LATE: Final = HYBRIDS | {"llama_json"}
+# Values that only the last stage must cover: earlier ones have some of their cells, which planted faults need.
+LATE: Final = frozenset(
+    {*(("model", name) for name in (*HYBRIDS, "llama_json")), *(("state_interval", size) for size in ("16", "24"))}
+)
 # Stage to cell id to the regression that the cell covers.
 PRESETS: Final[dict[str, dict[str, str]]] = yaml.safe_load(
     (Path(__file__).parent / "regressions.yaml").read_text(encoding="utf-8")
@@ -132,7 +134,7 @@ def _gaps(lock: Lock, stage: str, rules: tuple[Constraint, ...]) -> list[Combina
 
 
 def _due(combination: Combination, stage: str) -> bool:
-    return stage == STAGES[-1] or not any(name == "model" and value in LATE for name, value in combination)
+    return stage == STAGES[-1] or LATE.isdisjoint(combination)
 
 
 def coverage(lock: Lock, stage: str, rules: tuple[Constraint, ...] = CONSTRAINTS) -> tuple[int, int]:
@@ -154,7 +156,7 @@ def extend(path: Path = LOCK_FILE) -> tuple[int, int]:
         known = lock.upto(stage)
         if _gaps(lock, stage, CONSTRAINTS):
             late = frozenset() if stage == STAGES[-1] else LATE
-            kept = [cell for cell in known if not explain(cell) and cell.model not in late]
+            kept = [cell for cell in known if not explain(cell) and late.isdisjoint(cell.values.items())]
             lock.cells[stage] += cover(STRENGTHS[stage], kept, late=late)
     _lift(lock)
     lock.unreadable.clear()

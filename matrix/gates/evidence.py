@@ -160,10 +160,20 @@ def _lag(lag: int) -> When:
 
 
 def _splits(cell: Cell, run: Run) -> bool:
-    """The uncached part of some prompt is longer than a prefill chunk."""
-    if cell.prefill_chunk == "off":
-        return False
-    return any(len(a.prompt_ids) - a.cached_tokens > int(cell.prefill_chunk) for a in run.answers if a.output_ids)
+    """The uncached part of some prompt is longer than a prefill chunk, which also ends at a state's checkpoints."""
+    chunk = _chunk(cell, run)
+    return any(len(a.prompt_ids) - a.cached_tokens > chunk for a in run.answers if chunk and a.output_ids)
+
+
+def _chunk(cell: Cell, run: Run) -> int:
+    """The most tokens of a prefill chunk, 0 for any number."""
+    sizes = 0 if cell.prefill_chunk == "off" else int(cell.prefill_chunk), run.resolved.get("state_interval") or 0
+    return min(filter(None, sizes), default=0)
+
+
+def _unit(run: Run) -> int:
+    """Tokens that enter the prefix cache at once."""
+    return int(run.resolved.get("state_interval") or run.resolved["page_size"])
 
 
 def widest(run: Run) -> int:
@@ -246,17 +256,17 @@ def _uncached(cell: Cell, run: Run) -> bool:
 
 def _caches(cell: Cell, run: Run) -> bool:
     """Some request fills a whole page, which the cache inserts or already has; draft keys need one token more."""
-    room = int(cell.page_size) + 2
+    room = _unit(run) + 2
     whole = any(len(a.prompt_ids) + len(a.output_ids) >= room for a in run.answers if a.finish != "abort")
     # A streaming session caches its first prompt only, which does not fill the largest page.
-    small = cell.session != "streaming" or int(cell.page_size) <= 16
+    small = cell.session != "streaming" or _unit(run) <= 16
     return not _uncached(cell, run) and whole and small
 
 
 def _repeats(cell: Cell, run: Run) -> bool:
-    """A prompt of at least one page is repeated after more requests than run at once."""
+    """A prompt that is cached whole or in part is repeated after more requests than run at once."""
     waits = cell.slots != "auto" and cell.batch in ("mixed_lengths", "burst") and cell.abort == "none"
-    return waits and not _uncached(cell, run) and cell.memory == "ample" and int(cell.page_size) <= 16
+    return waits and not _uncached(cell, run) and cell.memory == "ample" and _unit(run) <= 24
 
 
 def _inherits(cell: Cell, run: Run) -> bool:
@@ -265,8 +275,10 @@ def _inherits(cell: Cell, run: Run) -> bool:
 
 
 def _holds(cell: Cell, run: Run) -> bool:
-    """Turns leave KV to their session; a recurrent state is sure to end with a text only without drafts and overlap."""
-    return _streams(cell, run) and (cell.model not in HYBRIDS or (cell.algorithm, run.resolved["lag"]) == ("none", 0))
+    """Turns leave KV to their session; of a state, if a checkpoint or, without drafts and overlap, the live one is no
+    later than the text."""
+    kept = (cell.algorithm, run.resolved["lag"]) == ("none", 0) or cell.state_interval in ("16", "24")
+    return _streams(cell, run) and (cell.model not in HYBRIDS or kept)
 
 
 def _snug_pair(cell: Cell) -> bool:
@@ -279,8 +291,9 @@ def _oversubscribed(cell: Cell, run: Run) -> bool:
 
 
 def _rolls_back(cell: Cell, run: Run) -> bool:
-    """A session's second turn is aborted; a sliding window may no longer hold its start, a state is beyond it."""
-    return _inherits(cell, run) and cell.abort == "running" and _windowless(cell, run) and cell.model not in HYBRIDS
+    """A session's second turn is aborted; a sliding window may no longer hold its start, a state may be beyond it."""
+    kept = cell.model not in HYBRIDS or cell.state_interval == "16"
+    return _inherits(cell, run) and cell.abort == "running" and _windowless(cell, run) and kept
 
 
 def _waits(cell: Cell, run: Run) -> bool:
@@ -343,7 +356,7 @@ EVIDENCE: Final[tuple[Evidence, ...]] = (
     Evidence("overlap.in_flight", False, "spec v1 reads each result before the next launch", _lag(0)),
     Evidence("overlap.dropped", False, "spec v1 never runs a step for a finished request", _lag(0)),
     Evidence("prefill.chunked", True, "a prompt longer than the chunk must be split", _splits),
-    Evidence("prefill.chunked", False, "chunked prefill is off", _is(prefill_chunk="off")),
+    Evidence("prefill.chunked", False, "prompts are not split", lambda cell, run: not _chunk(cell, run)),
     Evidence("retract.done", True, "memory is too small for two whole requests, or treated as such", _retracts),
     Evidence("retract.done", False, "memory is large enough for all requests", _never_retracts),
     Evidence("prefix.hit", False, "the prefix cache is off", _uncached),

@@ -11,10 +11,12 @@ from specmatrix.matrix.gates.evidence import widest
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.forwards import DraftShape, SparePositions, needless_forwards
+from specmatrix.matrix.oracles.ledger import groups_of
 from specmatrix.matrix.oracles.needed_work import Sizes, WorkDone, WorkMismatch
+from specmatrix.matrix.oracles.page_group import STATE
 from specmatrix.matrix.oracles.prefix import span_of
 from specmatrix.matrix.oracles.work import WorkReplay
-from specmatrix.matrix.subjects.protocol import Capability, Run, Stalled
+from specmatrix.matrix.subjects.protocol import Capability, Journal, Run, Stalled
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 THRESHOLDS: Final = {
@@ -58,7 +60,7 @@ class ScheduleGate:
             caches=resolved["radix_cache"],
             window=None if resolved["window"] is None else (resolved["window"], resolved["window_pages"]),
             branches=resolved["topk"] if resolved.get("speculative_ragged_verify") else 0,
-            recurrent=prepared.facts.recurrent,
+            **_states(run.journal),
         )
         replay = WorkReplay(run.journal, sizes, log.sent, {one.id: one.tokens for one in run.served}, names)
         try:
@@ -91,6 +93,13 @@ class ScheduleGate:
             if fault := needless_forwards(step, ran, shape, spare):
                 return f"launch {number}: {fault}"
         return ""
+
+
+def _states(journal: Journal) -> dict[str, int]:
+    """The sizes of recurrent states."""
+    page, groups = groups_of(journal)
+    found = [(pages, sizes[0]) for kind, pages, *sizes in groups if kind == STATE]
+    return {"states": found[0][0], "interval": found[0][1] * page} if found else {}
 
 
 def _numbers(done: WorkDone, run: Run, needless: int) -> dict[str, Number]:

@@ -28,7 +28,7 @@ TIMING: Final = (
 )  # fmt: skip
 # The axes on which each field depends. A start refused by the first axes of `refused` has no other outcome.
 DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
-    REFUSED: (SHAPE, ("spec_version", "overlap"), ("model", "tp")),
+    REFUSED: (SHAPE, ("spec_version", "overlap"), ("model", "tp"), ("model", "page_size", "state_interval")),
     "speculative_algorithm": (("algorithm",),),
     "speculative_draft_model_path": (("algorithm", "model"),),
     "speculative_num_steps": (SHAPE,),
@@ -44,6 +44,7 @@ DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "max_running_requests": (("algorithm", "model", "slots"),),
     "chunked_prefill_size": (("prefill_chunk",),),
     "disable_radix_cache": (("model", "prefix_cache"),),
+    "state_interval": (("model", "prefix_cache", "state_interval"),),
     "window": (("model",),),
     "context_length": (("model", "context"),),
     "swa_full_tokens_ratio": ((),),

@@ -60,7 +60,7 @@ class Move:
 
 
 class Audit:
-    """The pages of each KV group, and the state of each account. Only the first group has cached pages."""
+    """The pages of each KV group, and the state of each account. Cached pages are named by those of the first group."""
 
     def __init__(self, groups: Sequence[PageGroupAudit]) -> None:
         self.groups = groups
@@ -104,6 +104,7 @@ class Audit:
         law(rid > 0 and rid not in self.holdings, "the account is already open")
         law(amount == len(pages[0]) * self.size, f"{amount} positions are reused with {len(pages[0])} cached pages")
         for group, shared in zip(self.groups, pages, strict=True):
+            group.tied(pages[0], shared)
             group.open(rid, shared)
         self.holdings[rid] = Holding(amount)
         self._reads(rid, amount)
@@ -135,7 +136,9 @@ class Audit:
 
     def _donate(self, rid: int, count: int, pages: Sequence[tuple[int, ...]]) -> None:
         law(len(pages[0]) == count, f"{count} pages are donated, but {len(pages[0])} are named")
-        self.groups[0].donate(rid, pages[0], self.holdings[rid].committed)
+        for group, given in zip(self.groups, pages, strict=True):
+            group.donate(rid, given, self.holdings[rid].committed)
+            group.tie(pages[0], given)
 
     def _hold(self, rid: int, keep: int, pages: Sequence[tuple[int, ...]]) -> None:
         holding, cached = self.holdings[rid], self.groups[0].cached_positions(rid)
@@ -169,8 +172,11 @@ class Audit:
             group.close(rid)
 
     def _evict(self, rid: int, count: int, pages: Sequence[tuple[int, ...]]) -> None:
-        (page,) = pages[0]
-        self.groups[0].evict(page)
+        law(len(pages[0]) == count, f"{count} pages are evicted, but {len(pages[0])} are named")
+        for group, gone in zip(self.groups, pages, strict=True):
+            group.tied(pages[0], gone)
+            for page in gone:
+                group.evict(page)
 
     def _reads(self, rid: int, position: int) -> None:
         for group in self.groups:
@@ -201,7 +207,7 @@ def audit(journal: Journal) -> Audit:
 
 
 def groups_of(journal: Journal) -> tuple[int, tuple[tuple[int, ...], ...]]:
-    """The page size and each group's (kind, pages, tokens of a window, margin), the last two only of a window.
+    """The page size and each group's (kind, pages), and of a window its tokens and margin, of states their scale.
 
     AuditError if the journal does not begin with its groups, as older ones do not.
     """

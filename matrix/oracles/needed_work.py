@@ -1,9 +1,12 @@
-"""What a workload needs of an engine: its sizes, the steps, and their totals."""
+"""What a workload needs of an engine: its sizes, the requests and their KV, the steps, and their totals."""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from specmatrix.matrix.subjects.protocol import SentRequest
 
 
 class WorkMismatch(Exception):
@@ -17,8 +20,8 @@ class WorkMismatch(Exception):
 class Sizes(NamedTuple):
     """chunk: tokens of a prefill step, None for any number. rows: requests that run at once. width: positions of the
     widest round; branches: children of a node, if a row has no more nodes than what is left of its length can emit,
-    else 0. span: tokens past a page that its KV depends on. window: (tokens, pages) of sliding layers. recurrent: a
-    session keeps a state, so it continues at its last committed position or not at all."""
+    else 0. span: tokens past a page that its KV depends on. window: (tokens, pages) of sliding layers. interval: tokens
+    between two checkpoints of a recurrent state, 0 without states; states: how many of them there are."""
 
     pages: int
     page: int
@@ -30,7 +33,13 @@ class Sizes(NamedTuple):
     caches: bool
     window: tuple[int, int] | None = None
     branches: int = 0
-    recurrent: bool = False
+    interval: int = 0
+    states: int = 0
+
+    @property
+    def unit(self) -> int:
+        """Pages that enter and leave the cache at once."""
+        return self.interval // self.page if self.interval and self.caches else 1
 
     @property
     def overrun(self) -> int:
@@ -44,6 +53,71 @@ class Launched(NamedTuple):
     request: int
     width: int
     end: int
+
+
+@dataclass(eq=False, slots=True)
+class PlannedRequest:
+    """A request: `final` is the number of output tokens after which it ends, unless it is aborted earlier."""
+
+    sent: SentRequest
+    name: str
+    tokens: tuple[int, ...]  # prompt and whole output
+    final: int
+    out: int = 0
+    running: bool = False
+    draining: bool = False
+    retracting: bool = False
+    aborted: bool = False
+    prefilled: int = 0
+    target: int = 0
+    inherited: int = 0
+    scored: int = 0  # end of the prompt positions whose next token has its log-probability
+
+    @property
+    def known(self) -> int:
+        return len(self.sent.prompt) + self.out
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        return self.tokens[: self.known]
+
+    @property
+    def unscored(self) -> int | None:
+        """Index of the first prompt token that still needs its log-probability, None if none does."""
+        first = max(self.sent.scored_from, self.scored)
+        return first if self.sent.scored_from >= 0 and first < len(self.sent.prompt) else None
+
+    @property
+    def readable(self) -> tuple[int, ...]:
+        """The tokens of which all but the last may be read from the cache; stops at the first prompt token whose
+        log-probability is missing, as that needs the position before it computed."""
+        return self.text if self.unscored is None else self.tokens[: max(self.unscored, 1)]
+
+    @property
+    def decoding(self) -> bool:
+        return self.running and self.prefilled == self.target
+
+
+@dataclass(eq=False, slots=True)
+class KVRow:
+    """An account: `shared` cached units of `unit` pages, each named by its first page, `own` private pages, and the
+    steps in flight. state: positions in the live state, -1 if it is none."""
+
+    shared: list[int]
+    unit: int
+    own: int = 0
+    committed: int = 0
+    kept: int = 0
+    state: int = -1
+    flights: deque[tuple[PlannedRequest, bool, Launched]] = field(default_factory=deque)
+
+    @property
+    def pages(self) -> int:
+        return len(self.shared) * self.unit + self.own
+
+    @property
+    def end(self) -> int:
+        return self.committed + sum(one.width for _, _, one in self.flights)
 
 
 class NeededStep(NamedTuple):

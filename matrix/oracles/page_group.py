@@ -118,6 +118,12 @@ class PageGroupAudit:
             self.users[page] -= 1
         self._free(tuple(lane.pages[lane.shared :]))
 
+    def tie(self, keys: tuple[int, ...], given: tuple[int, ...]) -> None:
+        """Note which pages of the first group entered the cache with these."""
+
+    def tied(self, keys: tuple[int, ...], pages: tuple[int, ...]) -> None:
+        """Check that cached pages belong to the same positions as pages of the first group."""
+
     def evict(self, page: int) -> None:
         law(self.owner.get(page) == CACHE, f"{self.name} {page} is evicted, but is not cached")
         law(self.users[page] == 0, f"{self.name} {page} is evicted while {self.users[page]} accounts read it")
@@ -129,28 +135,40 @@ class PageGroupAudit:
 
 
 class StateAudit(PageGroupAudit):
-    """Recurrent states: one page per account, whatever its length. A step begins at the positions committed by the last
-    one, or at 0 with zeros."""
+    """Recurrent states, in pages that are `scale` times as long as those of the first group. A step begins at the
+    positions committed by the last one, or at the end of a page of an earlier one, or at 0 with zeros."""
 
-    def cover(self, account: int, added: tuple[int, ...], end: int) -> None:
-        super().cover(account, added, self.size)
+    def __init__(self, size: int, kind: int, pages: int, scale: int) -> None:
+        super().__init__(size * scale, kind, pages)
+        self.scale = scale
+        self.checkpoints: dict[int, int] = {}  # last page of the first group before a cached checkpoint -> its page
 
-    def writes(self, account: int, end: int) -> None:
-        law(bool(self.lanes[account].pages), f"a step writes without a {self.name}")
+    def tie(self, keys: tuple[int, ...], given: tuple[int, ...]) -> None:
+        """The checkpoints `given` enter the cache with the pages `keys` of the first group."""
+        law(len(given) * self.scale == len(keys), f"{len(keys)} pages are cached with {len(given)} {self.name}s")
+        self.checkpoints.update(zip(keys[self.scale - 1 :: self.scale], given, strict=True))
+
+    def tied(self, keys: tuple[int, ...], pages: tuple[int, ...]) -> None:
+        """Check that cached `pages` hold the states after the tokens of the pages `keys` of the first group."""
+        due = tuple(self.checkpoints.get(page, 0) for page in keys[self.scale - 1 :: self.scale])
+        law(pages == due, f"the {self.name}s {pages} are used with pages that were cached with {due}")
 
     def slide(self, account: int, freed: tuple[int, ...], committed: int) -> None:
         law(not freed, f"the {self.name}s {freed} are freed while their account runs")
         self.length[account] = committed
 
     def reads(self, account: int, position: int) -> None:
-        length = self.length.get(account, 0)
-        law(position in (0, length), f"a step begins at position {position}, but its state is that of {length}")
+        length, pages = self.length.get(account, 0), self.lanes[account].pages
+        kept = position % self.size == 0 and position <= self.size * len(pages)
+        law(kept or position == length, f"a step begins at position {position}, but its state is that of {length}")
 
     def room(self, account: int, position: int) -> int:
         return 0
 
     def trim(self, account: int, freed: tuple[int, ...], keep: int) -> None:
-        law(not freed, f"the {self.name}s {freed} are freed while their session is held")
+        self.reads(account, keep)
+        super().trim(account, freed, keep)
+        self.length[account] = keep
 
     def close(self, account: int) -> None:
         super().close(account)

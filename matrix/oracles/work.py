@@ -9,77 +9,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from specmatrix.errors import described
-from specmatrix.matrix.oracles.needed_work import Launched, NeededStep, Sizes, WorkDone, WorkMismatch
+from specmatrix.matrix.oracles.needed_work import (
+    KVRow,
+    Launched,
+    NeededStep,
+    PlannedRequest,
+    Sizes,
+    WorkDone,
+    WorkMismatch,
+)
 from specmatrix.matrix.oracles.page_trie import PageTrie
 from specmatrix.matrix.subjects.protocol import Journal, JournalEntry, Moment, SentRequest
 
 EVERYTHING: Final = 1 << 60
-
-
-@dataclass(eq=False, slots=True)
-class PlannedRequest:
-    """A request: `final` is the number of output tokens after which it ends, unless it is aborted earlier."""
-
-    sent: SentRequest
-    name: str
-    tokens: tuple[int, ...]  # prompt and whole output
-    final: int
-    out: int = 0
-    running: bool = False
-    draining: bool = False
-    retracting: bool = False
-    aborted: bool = False
-    prefilled: int = 0
-    target: int = 0
-    inherited: int = 0
-    scored: int = 0  # end of the prompt positions whose next token has its log-probability
-
-    @property
-    def known(self) -> int:
-        return len(self.sent.prompt) + self.out
-
-    @property
-    def text(self) -> tuple[int, ...]:
-        return self.tokens[: self.known]
-
-    @property
-    def unscored(self) -> int | None:
-        """Index of the first prompt token that still needs its log-probability, None if none does."""
-        first = max(self.sent.scored_from, self.scored)
-        return first if self.sent.scored_from >= 0 and first < len(self.sent.prompt) else None
-
-    @property
-    def readable(self) -> tuple[int, ...]:
-        """The tokens of which all but the last may be read from the cache; stops at the first prompt token whose
-        log-probability is missing, as that needs the position before it computed."""
-        return self.text if self.unscored is None else self.tokens[: max(self.unscored, 1)]
-
-    @property
-    def decoding(self) -> bool:
-        return self.running and self.prefilled == self.target
-
-
-@dataclass(eq=False, slots=True)
-class KVRow:
-    """An account: `shared` cached pages, `own` private ones, and the steps in flight."""
-
-    shared: list[int]
-    own: int = 0
-    committed: int = 0
-    kept: int = 0
-    flights: deque[tuple[PlannedRequest, bool, Launched]] = field(default_factory=deque)
-
-    @property
-    def pages(self) -> int:
-        return len(self.shared) + self.own
-
-    @property
-    def end(self) -> int:
-        return self.committed + sum(one.width for _, _, one in self.flights)
 
 
 class WorkReplay:
@@ -98,7 +43,7 @@ class WorkReplay:
         self.sizes, self.sent, self.outputs, self.names = sizes, sent, outputs, names
         self.at = 1  # the first entry is the header
         self.done = WorkDone()
-        self.trie = PageTrie(sizes.page, sizes.span)
+        self.trie = PageTrie(sizes.page * sizes.unit, sizes.span)
         self.rows: dict[int, KVRow] = {}
         self.held: dict[int, None] = {}  # idle accounts, the longest idle first
         self.ending: set[int] = set()
@@ -169,7 +114,7 @@ class WorkReplay:
             operation, account, _, pages = self._peek()
             leaves = self.trie.oldest(self._pinned(list(self.rows.values())))
             if (operation, account) != ("evict", 0) or pages[0][0] not in leaves:
-                raise self._wrong(f"the cache is emptied of {self.trie.size} more pages")
+                raise self._wrong(f"the cache is emptied of {self.trie.size * self.sizes.unit} more pages")
             self.at += 1
             self.trie.remove(pages[0][0])
 
@@ -187,16 +132,21 @@ class WorkReplay:
         budget = EVERYTHING if self.sizes.chunk is None else self.sizes.chunk
         rows: list[Launched] = []
         for request in list(self.active):
-            take = min(budget, request.target - request.prefilled)
+            take = min(budget, self._chunk_end(request) - request.prefilled)
             if request.running and take and self._room(request, take):
                 rows.append(self._chunk(request, take))
                 budget -= take
         while budget and self.waiting and len(self.active) < self.sizes.rows and self._fits(self.waiting[0]):
             request = self.waiting.pop(0)
             self._admit(request)
-            rows.append(self._chunk(request, take := min(budget, request.target - request.prefilled)))
+            rows.append(self._chunk(request, take := min(budget, self._chunk_end(request) - request.prefilled)))
             budget -= take
         return rows
+
+    def _chunk_end(self, request: PlannedRequest) -> int:
+        """Where its next chunk ends at the latest: at its prompt's end, or at a checkpoint of its state."""
+        interval = self.sizes.interval or request.target
+        return min(request.target, (request.prefilled // interval + 1) * interval)
 
     def _chunk(self, request: PlannedRequest, take: int) -> Launched:
         self._reserve(request, take)
@@ -251,7 +201,11 @@ class WorkReplay:
 
     @property
     def _free(self) -> int:
-        return self.sizes.pages - sum(row.own for row in self.rows.values()) - self.trie.size
+        return self.sizes.pages - sum(row.own for row in self.rows.values()) - self.trie.size * self.sizes.unit
+
+    def _states(self, row: KVRow) -> int:
+        """Private states of an account."""
+        return -(-row.pages * self.sizes.page // self.sizes.interval) - len(row.shared)
 
     def _pinned(self, rows: Sequence[KVRow]) -> set[int]:
         return {page for row in rows for page in row.shared}
@@ -267,13 +221,24 @@ class WorkReplay:
         mine = self.rows.get(account)
         shared = self._match(request) if mine is None else mine.shared
         busy = [row for number, row in self.rows.items() if number not in self.held or number == account]
-        fixed = len(self._pinned(busy) | set(shared)) + sum(row.own for row in busy)
-        growth = self._pages(request.known) - (len(shared) if mine is None else mine.pages)
-        for other in self.active:
-            if other.running:
-                row = self._row(other)
-                growth += max(0, self._pages(max(row.committed, other.target)) - row.pages)
-        return fixed + growth <= self.sizes.pages
+        used = len(self._pinned(busy) | set(shared))
+        own = KVRow(shared, self.sizes.unit) if mine is None else mine
+        running = [(self._row(other), other.target) for other in self.active if other.running]
+        growth = self._pages(request.known) - own.pages
+        growth += sum(max(0, self._pages(max(row.committed, target)) - row.pages) for row, target in running)
+        if used * self.sizes.unit + sum(row.own for row in busy) + growth > self.sizes.pages:
+            return False
+        if not self.sizes.interval:
+            return True
+        growth = self._intervals(request.known) - self._states(own) - len(shared)
+        for row, target in running:
+            more = self._intervals(max(row.committed, target)) - self._states(row) - len(row.shared)
+            growth += max(0, more)
+        return used + sum(map(self._states, busy)) + growth <= self.sizes.states
+
+    def _intervals(self, length: int) -> int:
+        """States for a text with the rounds that may be in flight after it."""
+        return -(-(length + self.sizes.overrun) // self.sizes.interval)
 
     def _pages(self, length: int) -> int:
         """Pages for a text with the rounds that may be in flight after it."""
@@ -303,17 +268,20 @@ class WorkReplay:
             row = self.rows[account]
             del self.held[account]
             request.inherited = row.committed
-            most = min(self.sizes.span * (not self.sizes.recurrent), row.committed - len(row.shared) * self.sizes.page)
+            span = 0 if self.sizes.interval else self.sizes.span
+            most = min(span, row.committed - len(row.shared) * self.sizes.page)
             if again != most and self.sizes.window is None:
                 raise self._wrong(f"{name} computes {most} positions of its session again", f"{again}", request)
             row.committed -= again
         else:
             shared = self._match(request)
             _, found = self._take("open", account, f"{name} is admitted", request)
-            if found != tuple(shared):
-                expected = f"{name} reuses {len(shared) * self.sizes.page} cached tokens"
+            row = KVRow(shared, unit := self.sizes.unit)
+            row.committed = row.pages * self.sizes.page
+            if found[::unit] != tuple(shared) or len(found) != row.pages:
+                expected = f"{name} reuses {row.committed} cached tokens"
                 raise self._wrong(expected, f"{len(found) * self.sizes.page}", request)
-            self.rows[account] = row = KVRow(shared, committed=len(shared) * self.sizes.page)
+            self.rows[account] = row
             request.inherited = 0
         self.done.reused += row.committed
         request.running, request.prefilled, request.target = True, row.committed, request.known
@@ -335,24 +303,35 @@ class WorkReplay:
 
     def _reclaim(self, request: PlannedRequest, width: int) -> bool:
         """Free pages for a step: unused cached ones, the least recently used first, then those of idle sessions."""
-        row = self._row(request)
-        while (short := -(-(row.end + width) // self.sizes.page) - row.pages - self._free) > 0:
+        row, unit = self._row(request), self.sizes.unit
+        while (short := max(-(-self._short(row, width) // unit), self._short_states(row, width))) > 0:
             pinned = self._pinned(list(self.rows.values()))
             for _ in range(short):
                 leaves = self.trie.oldest(pinned)
                 if not leaves:
                     break
-                _, (page,) = self._take("evict", 0, f"a page is evicted for {request.name}", request)
-                if page not in leaves:
+                _, gone = self._take("evict", 0, f"a page is evicted for {request.name}", request)
+                if gone[0] not in leaves or len(gone) != unit:
                     expected = f"the page evicted for {request.name} is a least recently used one"
                     raise self._wrong(expected, "another", request)
-                self.trie.remove(page)
-                self.done.evicted += 1
+                self.trie.remove(gone[0])
+                self.done.evicted += unit
             else:
                 continue
             if not self._drop(request):
                 return False
         return True
+
+    def _short(self, row: KVRow, width: int) -> int:
+        """Pages missing for a step of `width` positions."""
+        return -(-(row.end + width) // self.sizes.page) - row.pages - self._free
+
+    def _short_states(self, row: KVRow, width: int) -> int:
+        """States missing for it."""
+        if not self.sizes.interval:
+            return 0
+        free = self.sizes.states - sum(map(self._states, self.rows.values())) - self.trie.size
+        return -(-(row.end + width) // self.sizes.interval) - self._states(row) - len(row.shared) - free
 
     def _drop(self, request: PlannedRequest) -> bool:
         """Close the session idle for longest; those with a queued turn come last, in reverse queue order."""
@@ -406,6 +385,7 @@ class WorkReplay:
     def _settle(self, row: KVRow, count: int) -> None:
         request, prefill, launched = row.flights.popleft()
         row.committed += count
+        row.state = row.committed
         self.unread[0].discard(id(launched))
         if not self.unread[0]:
             self.unread.popleft()
@@ -424,18 +404,18 @@ class WorkReplay:
 
     def _donate(self, request: PlannedRequest, row: KVRow) -> None:
         """Add the pages that a request filled to the cache, unless it already holds their text."""
-        new = self._missing(request, row)
+        new, unit = self._missing(request, row), self.sizes.unit
         if new:
-            expected = f"{new} pages of {request.name} are cached"
+            expected = f"{new * unit} pages of {request.name} are cached"
             count, pages = self._take("donate", request.sent.account, expected, request)
-            if count != new:
+            if count != new * unit:
                 raise self._wrong(expected, f"{count}", request)
-            self.trie.insert(request.text, row.shared, pages)
-            row.shared += pages
-            row.own -= new
+            self.trie.insert(request.text, row.shared, pages[::unit])
+            row.shared += pages[::unit]
+            row.own -= count
 
     def _missing(self, request: PlannedRequest, row: KVRow) -> int:
-        """Number of pages that the cache takes from a request now."""
+        """Number of units that the cache takes from a request now."""
         if request.inherited or request.retracting or not self.sizes.caches:
             return 0
         return self.trie.missing(request.text, row.shared, row.committed)
@@ -444,9 +424,11 @@ class WorkReplay:
         row, account = self._row(request), request.sent.account
         undone = request.aborted or request.retracting
         keep = request.inherited if undone else min(request.known, max(row.committed, row.kept))
-        # A state is kept whole, with draft KV that depends on no token past the text.
-        whole = keep == row.committed and keep + self.sizes.span <= request.known
-        keeps = request.sent.keeps and keep > 0 and (whole or not self.sizes.recurrent)
+        if self.sizes.interval:
+            # The live state or a checkpoint is kept, with draft KV that depends on no token past the text.
+            keep = min(keep, request.known - self.sizes.span)
+            keep = keep if keep == row.state else keep // self.sizes.interval * self.sizes.interval
+        keeps = request.sent.keeps and keep > 0
         gone = undone and self.sizes.window is not None  # what it had inherited may have left the window
         if operation == "donate" or ((operation == "hold") != keeps and not (keeps and gone)):
             raise self._wrong(
@@ -457,10 +439,11 @@ class WorkReplay:
                 raise self._wrong(f"{request.name} leaves {keep} positions to its session", f"{kept}", request)
             row.own -= len(freed)
             row.committed = row.kept = keep
+            row.state = keep
             self.held[account] = None
         else:
             if missing := self._missing(request, row):
-                raise self._wrong(f"{missing} pages of {request.name} are cached", "none", request)
+                raise self._wrong(f"{missing * row.unit} pages of {request.name} are cached", "none", request)
             del self.rows[account]
         self.active.remove(request)
         request.draining = False

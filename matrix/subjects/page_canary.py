@@ -49,9 +49,10 @@ class PageCanary:
             for page in pages[0]:
                 self._copies[page] = [part.clone() for part in self._parts(page)]
                 self.watched += 1
-        elif operation == "evict" and pages[0][0] in self._copies:
-            self._gone.append(self._differs(pages[0][0]))
-            del self._copies[pages[0][0]]
+        elif operation == "evict":
+            for page in self._copies.keys() & set(pages[0]):
+                self._gone.append(self._differs(page))
+                del self._copies[page]
 
     def _parts(self, page: int) -> Sequence[Tensor]:
         return [pool[:, page * self._size : (page + 1) * self._size] for pool in self._pools]

@@ -28,6 +28,7 @@ ALIASES: Final = {
     "speculative_draft_model": "speculative_draft_model_path",
     "tensor_parallel_size": "tp_size",
     "tp": "tp_size",
+    "mamba_track_interval": "state_interval",
     "speculative_use_rejection_sampling": "speculative_acceptance",
     "rejection_sample_method": "speculative_acceptance",
 }
@@ -80,6 +81,7 @@ class EngineConfig:
     page_size: int | Auto = AUTO
     disable_radix_cache: bool = False
     swa_full_tokens_ratio: float = 1.0
+    state_interval: int | Auto = AUTO
     chunked_prefill_size: int | Auto = AUTO
     max_total_tokens: int | Auto = AUTO
     max_running_requests: int | Auto = AUTO
@@ -323,6 +325,7 @@ class Resolved:
     to it; 0: as many as there are.
     speculative_constrained_drafts: a draft follows its request's grammar, if that has a token table; the text stays.
     disable_grammar_tables: the masks of all grammars are computed on the host.
+    state_interval: tokens between the checkpoints of a recurrent state, 0 for none.
     window: Facts.window; window_pages: KV pages of the windowed layers (without the padding page), 0 if there are none.
     """
 
@@ -350,6 +353,7 @@ class Resolved:
     enable_streaming_session: bool = False
     enable_multi_layer_eagle: bool = False
     swa_full_tokens_ratio: float = 1.0
+    state_interval: int = 0
     window: int | None = None
     window_pages: int = 0
     adaptive_slots: tuple[AdaptiveSlot, ...] = ()
@@ -385,6 +389,17 @@ class Resolved:
         """Positions in the slot tables, in whole pages: the context, and the widest round past its last token."""
         deepest = self.lag * self.max_draft_tokens + max(self.max_draft_tokens, self.max_steps)
         return -(-(self.context_length + deepest) // self.page_size) * self.page_size
+
+    @property
+    def state_tokens(self) -> int:
+        """Tokens of a page of recurrent states: up to the next checkpoint, or all."""
+        return self.state_interval or self.positions
+
+    @property
+    def states(self) -> int:
+        """Slots for recurrent states: the live ones, and the checkpoints within as many tokens as there is KV for."""
+        checkpoints = self.max_total_tokens // self.state_interval if self.state_interval else 0
+        return self.max_running_requests + checkpoints
 
     def as_dict(self) -> dict[str, Any]:
         """Values that can be serialised as JSON, in field order."""

@@ -19,6 +19,7 @@ from specmatrix.engine.core.draft.tree import tree_pool
 SPEED_GATES: Final = ("lossless", "acceptance")
 TIMING_GATES: Final = ("lossless", "ledger", "effective")
 MAX_AUTO_TOKENS: Final = 65_536
+INTERVAL: Final = 256  # SGLang's mamba_track_interval
 
 
 STEPS: Final = "speculative_num_steps"
@@ -99,6 +100,16 @@ def _tree_width(s: RuleContext) -> int:
 def _tree_by_default(s: RuleContext) -> bool:
     chain = not s.matches or s.asked.speculative_confidence_threshold > 0
     return not chain and s.facts.architecture == "LlamaForCausalLM" and s.traits.topology is Topology.TREE
+
+
+def _checkpoints(s: RuleContext) -> bool:
+    """Whether a cached prefix could end at a checkpoint of a recurrent state."""
+    return s.facts.recurrent and not s.asked.disable_radix_cache
+
+
+def _interval(s: RuleContext) -> int:
+    page = s.integer("page_size")
+    return -(-max(INTERVAL, s.widest) // page) * page
 
 
 def _pool_tokens(s: RuleContext) -> int:
@@ -193,6 +204,14 @@ DEFAULTS: Final[tuple[Default, ...]] = (
     Default(TOPK, "explicit steps", _always, 1, "explicit steps without topk mean a chain"),
     Default(NODES, "a chain", _chain, _chain_width, CHAIN),
     Default(NODES, "a tree", _always, _tree_width, "a tree verifies its root and its best candidates, at most 8 nodes"),
+    Default(
+        "state_interval",
+        "a recurrent state and a prefix cache",
+        _checkpoints,
+        _interval,
+        f"a checkpoint every {INTERVAL} tokens, or the next multiple of the page size, but not within a round",
+    ),
+    Default("state_interval", "otherwise", _always, 0, "no prefix ends at a checkpoint of a recurrent state"),
     Default(
         "max_running_requests",
         "with a drafter",

@@ -10,7 +10,7 @@ from specmatrix.engine.core.config.defaults import DEFAULTS, default_for
 from specmatrix.engine.core.config.rules.adaptive import table_reasons
 from specmatrix.engine.core.config.rules.draft import layer_per_step, layer_reasons
 from specmatrix.engine.core.config.rules.ngram import ngram_options
-from specmatrix.engine.core.config.rules.table import CAPACITY, RULES
+from specmatrix.engine.core.config.rules.table import CAPACITY, INTERVAL, RULES
 from specmatrix.engine.core.draft.algorithms import own_check
 from specmatrix.engine.core.memory.groups import window_pages
 from specmatrix.errors import ConfigError, EngineError, described, is_interrupt
@@ -35,8 +35,9 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     _refuse(situation)
     rewrites = _rewrites(situation)
     reasons = _choose(situation, {rewrite.field: rewrite.got for rewrite in rewrites})
-    if CAPACITY.broken(situation):
-        raise ConfigError(CAPACITY.message(situation))
+    for rule in (CAPACITY, INTERVAL):
+        if rule.broken(situation):
+            raise ConfigError(rule.message(situation))
     return _resolved(situation, reasons, rewrites)
 
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 class GroupPages:
     """An account's entry in a KV group: pages[i] covers positions [(first + i) * P, (first + i + 1) * P).
 
-    The leading `shared` pages are the cache's, the others private. A recurrent state has one page, and `length`: the
-    tokens in it, -1 if that is not known.
+    The leading `shared` pages are the cache's, the others private. length: tokens in the live recurrent state, -1
+    without one.
     """
 
     pages: list[int] = field(default_factory=list)
     first: int = 0
     shared: int = 0
-    length: int = 0
+    length: int = -1
 
     @property
     def end(self) -> int:

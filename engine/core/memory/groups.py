@@ -37,13 +37,16 @@ class PageGroup(ABC):
 
     name: in messages. fix: what a user changes if a request needs more pages than there are. sets_aside: admission
     frees all pages that the running requests may still need, so that none is retracted for lack of them. rewinds: a
-    turn can compute the last positions of its session again.
+    turn can compute the last positions of its session again. cached: its pages enter the prefix cache with those of the
+    first group. scale: pages of the first group that cover the positions of one page.
     """
 
     name: ClassVar[str]
     fix: ClassVar[str]
     sets_aside: ClassVar[bool] = False
     rewinds: ClassVar[bool] = True
+    cached: ClassVar[bool] = True
+    scale: int = 1
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         if num_pages < 1 or page_size < 1:
@@ -110,6 +113,22 @@ class PageGroup(ABC):
         begin = self.reads_from(position)
         return own.first * self.page_size <= begin and (begin == position or position <= own.end * self.page_size)
 
+    def reach(self, own: GroupPages, position: int) -> int:
+        """The last position up to `position` whose query finds all that it reads, -1 if there is none. `position`: at
+        most the committed ones."""
+        return position if self.reaches(own, position) else -1
+
+    def chunk_end(self, start: int, end: int) -> int:
+        """Where a prefill chunk from `start` ends at the latest, if it could go on to `end`."""
+        return end
+
+    def beside(self, pages: Sequence[int]) -> list[int]:
+        """The group's cached pages for the positions of cached pages of the first group."""
+        return list(pages)
+
+    def tie(self, pages: Sequence[int], given: Sequence[int]) -> None:  # noqa: B027 - most groups need not know
+        """Remember which pages of the first group entered the cache with the `given` ones."""
+
     def donate(self, own: GroupPages, count: int, generation: int) -> tuple[int, ...]:
         """Transfer the first `count` private pages to the cache; the account keeps using them, pinned."""
         given = tuple(own.pages[own.shared : own.shared + count])
@@ -166,20 +185,25 @@ class PageGroup(ABC):
             raise LedgerError(
                 f"law 5: account {rid} has {committed} positions committed, and {own.shared * size} in cached pages"
             )
-        if account.end > own.end * size or own.end != account.groups[0].end:
+        if account.end > own.end * size or own.end != -(-account.groups[0].end // self.scale):
             raise LedgerError(
                 f"law 3: account {rid} has {committed} positions committed, {account.flying} in flight, and "
                 f"{own.end * size} reserved in {self.name} pages, of {account.groups[0].end * size} in all groups"
             )
-        if not self.reaches(own, committed):
-            raise LedgerError(
-                f"law 6: account {rid} has {committed} positions committed, and a query there reads from "
-                f"{self.reads_from(committed)}, but its {self.name} pages begin at {own.first * size}"
-            )
+        self.check_reads(account, own)
         if account.held and (account.in_flight or own.end * size - committed >= size):
             raise LedgerError(
                 f"law 7: account {rid} is held with {committed} positions committed, {account.flying} in flight, and "
                 f"{own.end * size} reserved in {self.name} pages"
+            )
+
+    def check_reads(self, account: Account, own: GroupPages) -> None:
+        """Law 6."""
+        if not self.reaches(own, account.committed):
+            raise LedgerError(
+                f"law 6: account {account.rid} has {account.committed} positions committed, and a query there reads "
+                f"from {self.reads_from(account.committed)}, but its {self.name} pages begin at "
+                f"{own.first * self.page_size}"
             )
 
     def _check_owners(self, owned: Mapping[int, int]) -> None:
@@ -233,6 +257,7 @@ class SlidingWindow(PageGroup):
     name = "sliding-window"
     fix = "raise swa_full_tokens_ratio or lower chunked_prefill_size"
     sets_aside = True
+    cached = False
 
     def __init__(self, num_pages: int, page_size: int, tokens: int, margin: int = 0) -> None:
         super().__init__(num_pages, page_size)
@@ -246,6 +271,9 @@ class SlidingWindow(PageGroup):
 
     def reads_from(self, position: int) -> int:
         return max(0, position - self.tokens + 1)
+
+    def beside(self, pages: Sequence[int]) -> list[int]:
+        return []
 
     def slide(self, own: GroupPages, committed: int) -> tuple[int, ...]:
         gone = self.keeps_from(committed) // self.page_size - own.first
@@ -265,41 +293,57 @@ class SlidingWindow(PageGroup):
 
 
 class RecurrentState(PageGroup):
-    """Layers with a state that replaces all earlier positions: one page per account, whatever its length.
+    """Layers with a state that replaces all earlier positions. A page is as long as `scale` pages of the first group,
+    and holds the state after the last committed token within it: the live one, or a checkpoint at the page's end.
 
-    Only committed tokens advance a state, and it cannot go back: a step can begin at its length, or at 0 with zeros.
+    Only committed tokens advance a state, and it cannot go back: a step can begin at its length, at a checkpoint, or at
+    0 with zeros. So that every page that is left holds its checkpoint, prefill chunks end where pages do, and a page is
+    at least as long as a round.
     """
 
     name = "recurrent-state"
-    fix = "raise max_running_requests"
+    fix = "raise max_total_tokens or shorten the request"
     rewinds = False
+
+    def __init__(self, num_pages: int, page_size: int, scale: int) -> None:
+        super().__init__(num_pages, page_size * scale)
+        self.scale = scale
+        self._tied: dict[int, int] = {}  # last page of the first group in a cached page's positions -> that page
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return *super().sizes, self.scale
 
     def reads_from(self, position: int) -> int:
         return position
-
-    def missing(self, own: GroupPages, end: int) -> int:
-        return 1 - len(own.pages)
 
     def slide(self, own: GroupPages, committed: int) -> tuple[int, ...]:
         own.length = committed
         return ()
 
     def trim(self, own: GroupPages, keep: int) -> tuple[int, ...]:
-        return ()
+        own.length = keep if own.length == keep else -1
+        return super().trim(own, keep)
+
+    def reach(self, own: GroupPages, position: int) -> int:
+        return position if position == own.length else min(position // self.page_size, own.end) * self.page_size
 
     def reaches(self, own: GroupPages, position: int) -> bool:
-        return position in (0, own.length)
+        return self.reach(own, position) == position
+
+    def chunk_end(self, start: int, end: int) -> int:
+        return min(end, (start // self.page_size + 1) * self.page_size)
+
+    def beside(self, pages: Sequence[int]) -> list[int]:
+        return [self._tied[page] for page in pages[self.scale - 1 :: self.scale]]
+
+    def tie(self, pages: Sequence[int], given: Sequence[int]) -> None:
+        self._tied.update(zip(pages[self.scale - 1 :: self.scale], given, strict=True))
 
     def budget(self, known: int, longest: int, flying: int) -> int:
-        return 1
+        return -(-known // self.page_size)
 
-    def check_entry(self, account: Account, own: GroupPages) -> None:
-        if len(own.pages) > 1 or any(self.owner[page] != account.rid for page in own.pages):
-            raise LedgerError(
-                f"law 1: account {account.rid} has {self.name} pages {own.pages}; allowed: one of its own"
-            )
-        if account.end and not own.pages:
-            raise LedgerError(f"law 3: account {account.rid} has {account.end} positions, but no {self.name} page")
+    def check_reads(self, account: Account, own: GroupPages) -> None:
         if own.length not in (-1, account.committed):
             raise LedgerError(
                 f"law 6: account {account.rid} has {account.committed} positions committed, and a {self.name} of "
@@ -311,15 +355,15 @@ KINDS: Final[tuple[type[PageGroup], ...]] = (FullAttention, SlidingWindow, Recur
 
 
 def page_groups(
-    pages: int, page_size: int, window: int | None, window_pages: int, margin: int, states: int = 0
+    pages: int, page_size: int, window: int | None, window_pages: int, margin: int, states: int = 0, scale: int = 1
 ) -> list[PageGroup]:
     """The groups of an engine's layers, those without a window first. window: its tokens, None without such layers.
-    states: how many recurrent states there are, 0 without such layers."""
+    states: how many recurrent states there are, 0 without such layers; a checkpoint ends every `scale` pages."""
     groups: list[PageGroup] = [FullAttention(pages, page_size)]
     if window is not None:
         groups.append(SlidingWindow(window_pages, page_size, window, margin))
     if states:
-        groups.append(RecurrentState(states, page_size))
+        groups.append(RecurrentState(states, page_size, scale))
     return groups
 
 

@@ -1,7 +1,7 @@
 """KV ownership as a pure ledger: few operations, a journal of them, and laws that hold after every operation.
 
-Memory is a list of groups (`groups.py`), and every operation holds in all of them. Only pages of the first group, whose
-layers read every earlier position, can be cached. Counts are token positions.
+Memory is a list of groups (`groups.py`), and every operation holds in all of them. Cached pages are named by those of
+the first group, whose layers read every earlier position. Counts are token positions.
 
 The journal is a stream: subscribers receive every entry, and the ledger itself keeps only the latest ones. Its first
 entry names the groups.
@@ -49,6 +49,8 @@ class Ledger:
     def __init__(self, *groups: PageGroup, strict: bool = False) -> None:
         self.groups = groups
         self.page_size = groups[0].page_size
+        self.unit = max(group.scale for group in groups if group.cached)  # pages that enter and leave the cache at once
+        self.rewinds = all(group.rewinds for group in groups)
         self.strict = strict
         self._generations = count(1)
         self.accounts: dict[int, Account] = {}
@@ -85,14 +87,16 @@ class Ledger:
             self._demand_cached("open", page)
         first, begin = self.groups[0], len(shared) * self.page_size
         earlier = spans((index * self.page_size, first.writer[page]) for index, page in enumerate(shared))
-        own = (GroupPages(list(shared), 0, len(shared)), *[GroupPages() for _ in self.groups[1:]])
+        pages = [tuple(group.beside(shared)) for group in self.groups]
+        own = tuple([GroupPages([*held], 0, len(held)) for held in pages])
         for group, entry in zip(self.groups, own, strict=True):
             if not group.reaches(entry, begin):
                 raise LedgerError(f"open: cached pages {list(shared)} lack KV that {group.name} layers read")
-        for page in shared:
-            first.pins[page] += 1
+        for group, entry in zip(self.groups, own, strict=True):
+            for page in entry.pages:
+                group.pins[page] += 1
         account = self.accounts[rid] = Account(rid, own, begin, next(self._generations), begin, earlier)
-        self._record("open", rid, begin, [tuple(shared)])
+        self._record("open", rid, begin, pages)
         return account
 
     def shortfall(self, rid: int, width: int) -> list[int]:
@@ -163,9 +167,16 @@ class Ledger:
             raise LedgerError(
                 f"donate: request {rid} has {account.committed} positions committed, less than {end} whole pages"
             )
-        given = self.groups[0].donate(own, count, account.generation)
-        self._record("donate", rid, count, [given])
-        return given
+        if count % self.unit:
+            raise LedgerError(f"donate: request {rid} gives {count} pages; allowed: a multiple of {self.unit}")
+        given = [
+            group.donate(own, group.cached * count // group.scale, account.generation)
+            for group, own in self._parts(account)
+        ]
+        for group, pages in zip(self.groups, given, strict=True):
+            group.tie(given[0], pages)
+        self._record("donate", rid, count, given)
+        return given[0]
 
     def hold(self, rid: int, keep: int) -> Pages:
         """Keep the account without a request: its first `keep` positions and their pages. Returns the pages freed."""
@@ -178,7 +189,7 @@ class Ledger:
                 f"hold: request {rid} cannot keep {keep} positions; it has KV for {account.computed}, "
                 f"{protected} of them cached"
             )
-        if not self.reaches(rid, keep):
+        if self.reach(rid, keep) != keep:
             raise LedgerError(f"hold: request {rid} no longer owns pages that a query at position {keep} reads")
         gone = [group.trim(own, keep) for group, own in self._parts(account)]
         account.earlier = account.left(keep)
@@ -186,9 +197,15 @@ class Ledger:
         account.held = True
         return self._record("hold", rid, keep, gone)
 
-    def reaches(self, rid: int, position: int) -> bool:
-        """Whether a step at `position` would find every page that it reads."""
-        return all(group.reaches(own, position) for group, own in self._parts(self._account(rid)))
+    def reach(self, rid: int, position: int) -> int:
+        """The last position up to `position`, which is committed, at which a step finds all that it reads; else -1."""
+        for group, own in self._parts(self._account(rid)):
+            position = group.reach(own, position)
+        return position
+
+    def chunk_end(self, start: int, end: int) -> int:
+        """Where a prefill chunk from `start` ends at the latest, if it could go on to `end`."""
+        return min([group.chunk_end(start, end) for group in self.groups])
 
     def resume(self, rid: int, again: int = 0) -> Account:
         """Assign a held account to a request, which recomputes the last `again` of its positions."""
@@ -196,7 +213,7 @@ class Ledger:
         if not account.held:
             raise LedgerError(f"resume: account {rid} is in use")
         start = account.committed - again
-        if again < 0 or start < account.groups[0].shared * self.page_size or not self.reaches(rid, start):
+        if again < 0 or start < account.groups[0].shared * self.page_size or self.reach(rid, start) != start:
             raise LedgerError(f"resume: account {rid} cannot recompute {again} of its {account.committed} positions")
         account.generation, account.start = next(self._generations), start
         account.committed = start
@@ -214,14 +231,17 @@ class Ledger:
         del self.accounts[rid]
         self._record("close", rid)
 
-    def evict(self, page: int) -> None:
-        """Free one cached page that no row uses."""
-        self._demand_cached("evict", page)
-        users = self.groups[0].pins[page]
-        if users:
-            raise LedgerError(f"evict: page {page} is used by {users} rows")
-        self.groups[0].evict(page)
-        self._record("evict", 0, 1, [(page,)])
+    def evict(self, *pages: int) -> None:
+        """Free cached pages that no row uses: `unit` consecutive ones, with what other groups cached beside them."""
+        for page in pages:
+            self._demand_cached("evict", page)
+            if users := self.groups[0].pins[page]:
+                raise LedgerError(f"evict: page {page} is used by {users} rows")
+        gone = [tuple(group.beside(pages)) for group in self.groups]
+        for group, freed in zip(self.groups, gone, strict=True):
+            for page in freed:
+                group.evict(page)
+        self._record("evict", 0, len(pages), gone)
 
     def check(self) -> None:
         """Raise LedgerError naming the first law that does not hold."""

@@ -1,7 +1,8 @@
-"""The prefix cache: a trie of whole pages over the cached pages of the ledger's first group.
+"""The prefix cache: a trie of whole pages over the cached pages of the ledger's first group. Where a state goes with
+every few pages, a node is that many pages.
 
-A page's key holds its own tokens and the next `key_span` tokens. A drafter that shifts its input by one token has draft
-KV at slot p that depends on token p + 1, so a page is reusable only if the token after it matches too (the bigram keys
+A node's key holds its own tokens and the next `key_span` tokens. A drafter that shifts its input by one token has draft
+KV at slot p that depends on token p + 1, so it is reusable only if the token after it matches too (the bigram keys
 of sglang#10846, at page granularity).
 """
 
@@ -16,9 +17,9 @@ from specmatrix.engine.core.memory.ledger import Ledger
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One cached page."""
+    """One cached page, or several that end at a checkpoint."""
 
-    page: int
+    pages: tuple[int, ...]
     parent: Node | None
     key: tuple[int, ...]
     used: int = 0
@@ -32,8 +33,8 @@ class PrefixCache:
         self.ledger = ledger
         self.key_span = key_span
         self.enabled = enabled
-        self.root = Node(0, None, ())
-        self.nodes: dict[int, Node] = {}  # by page
+        self.root = Node((), None, ())
+        self.nodes: dict[int, Node] = {}  # by each of its pages
         self.duplicates = 0  # inserts that found another request's page with the same tokens
         self._clock = 0
 
@@ -49,7 +50,7 @@ class PrefixCache:
             if child is None:
                 break
             child.used = self._clock
-            pages.append(child.page)
+            pages.extend(child.pages)
             node = child
         return pages
 
@@ -63,50 +64,51 @@ class PrefixCache:
         if not self.enabled:
             return 0
         self._clock += 1
-        node = self.root
-        for index in range(own.shared):
-            node = self.nodes[own.pages[index]]
+        unit = self.ledger.unit
+        node = self.nodes[own.pages[own.shared - 1]] if own.shared else self.root
         fresh: list[tuple[int, ...]] = []
-        for index in range(own.shared, self._whole(account.committed, len(tokens))):
+        for index in range(own.shared // unit, self._whole(account.committed, len(tokens))):
             key = self._key(tokens, index)
             if not fresh and key in node.children:
                 self.duplicates += 1
                 break  # another request cached the same tokens first: this copy stays private
             fresh.append(key)
-        for key, page in zip(fresh, self.ledger.donate(rid, len(fresh)) if fresh else (), strict=True):
-            child = Node(page, node, key, self._clock)
+        given = self.ledger.donate(rid, unit * len(fresh)) if fresh else ()
+        for index, key in enumerate(fresh):
+            child = Node(given[index * unit : (index + 1) * unit], node, key, self._clock)
             node.children[key] = child
-            self.nodes[page] = child
+            self.nodes.update(dict.fromkeys(child.pages, child))
             node = child
-        return len(fresh)
+        return len(given)
 
     def evict(self, count: int) -> int:
-        """Free up to `count` unpinned pages, least recently used leaves first. Returns their number."""
-        leaves = [(n.used, n.page) for n in self.nodes.values() if self._loose(n)]
+        """Free `count` unpinned pages, or all, least recently used leaves first. Returns how many were freed."""
+        leaves = [(n.used, n.pages[0]) for page, n in self.nodes.items() if page == n.pages[0] and self._loose(n)]
         heapq.heapify(leaves)
         freed = 0
         while leaves and freed < count:
             leaf = self.nodes[heapq.heappop(leaves)[1]]
             parent = self._drop(leaf)
             if parent is not self.root and self._loose(parent):
-                heapq.heappush(leaves, (parent.used, parent.page))
-            freed += 1
+                heapq.heappush(leaves, (parent.used, parent.pages[0]))
+            freed += len(leaf.pages)
         return freed
 
     def _loose(self, node: Node) -> bool:
-        return not node.children and not self.ledger.groups[0].pins[node.page]
+        return not node.children and not self.ledger.groups[0].pins[node.pages[0]]
 
     def _drop(self, leaf: Node) -> Node:
         parent = leaf.parent
         assert parent is not None  # only the root, which has no page, has none
         del parent.children[leaf.key]
-        del self.nodes[leaf.page]
-        self.ledger.evict(leaf.page)
+        for page in leaf.pages:
+            del self.nodes[page]
+        self.ledger.evict(*leaf.pages)
         return parent
 
     def _whole(self, positions: int, known: int) -> int:
-        return max(0, min(positions, known - self.key_span)) // self.ledger.page_size
+        return max(0, min(positions, known - self.key_span)) // (self.ledger.unit * self.ledger.page_size)
 
     def _key(self, tokens: Sequence[int], index: int) -> tuple[int, ...]:
-        size = self.ledger.page_size
+        size = self.ledger.unit * self.ledger.page_size
         return tuple(tokens[index * size : (index + 1) * size + self.key_span])

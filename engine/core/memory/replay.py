@@ -44,7 +44,7 @@ def _repeat(ledger: Ledger, index: int, entry: Entry) -> None:
     if operation == "open":
         ledger.open(rid, pages[0] if pages else ())
     elif operation == "evict":
-        ledger.evict(pages[0][0])
+        ledger.evict(*pages[0])
     elif operation in ("cancel", "close"):
         getattr(ledger, operation)(rid)
     elif operation in ("reserve", "launch", "settle", "donate", "hold", "resume"):

@@ -38,12 +38,12 @@ class SessionKV:
 
         A position's draft KV depends on the next `span` tokens, which the ended turn did not know for its last
         positions. So the new turn recomputes these positions, unless they are cached: the cache's key includes the next
-        tokens.
+        tokens. Where positions cannot be computed again, none such was kept.
         """
         held = self.ledger.accounts[account]
         inherited, cached = held.committed, held.groups[0].shared * self.ledger.page_size
-        again = min(span, inherited - cached)
-        while not self.ledger.reaches(account, inherited - again):
+        again = min(span, inherited - cached) if self.ledger.rewinds else 0
+        while self.ledger.reach(account, inherited - again) < 0:
             again -= 1
         del self.order[account]
         self.ledger.resume(account, again)

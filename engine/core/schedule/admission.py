@@ -66,7 +66,8 @@ class Admission:
             return False
         groups = self.ledger.groups
         if account is None:
-            reused = [self.cache.match(request.reusable), *[[] for _ in groups[1:]]]
+            shared = self.cache.match(request.reusable)
+            reused = [group.beside(shared) for group in groups]
         else:
             reused = [own.pages for own in account.groups]
         return all(self._fits(number, request, reused[number]) for number in range(len(groups)))
@@ -102,9 +103,11 @@ class Admission:
     def _free_up(self, request: Request, lacking: Callable[[], Sequence[int]]) -> bool:
         """Free pages until none is lacking in any group. False if there are no more to free."""
         while any(short := lacking()):
-            freed = self.cache.evict(short[0])  # the cache has pages of the first group only
+            groups = self.ledger.groups
+            count = max([group.cached * group.scale * pages for group, pages in zip(groups, short, strict=True)])
+            freed = self.cache.evict(count)
             self.counters.hit("prefix.evict", freed)
-            if (freed < short[0] or any(short[1:])) and not self._drop(request):
+            if not freed and not self._drop(request):
                 return False
         return True
 

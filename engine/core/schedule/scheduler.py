@@ -208,11 +208,11 @@ class Scheduler:
         undone = aborted or request.retracting
         computed = self._account(request).computed
         keep = request.inherited if undone else min(request.num_tokens, computed)
-        if not keep or not self.ledger.reaches(request.account, keep):
-            return 0
-        # Draft KV of the last positions depends on tokens that the user may not have seen.
-        unseen = keep + self.cache.key_span > request.num_tokens
-        if unseen and not all(group.rewinds for group in self.ledger.groups):
+        if not self.ledger.rewinds:
+            # Draft KV of the last positions depends on tokens that the user may not have seen.
+            keep = min(keep, request.num_tokens - self.cache.key_span)
+        keep = self.ledger.reach(request.account, keep)
+        if keep <= 0:
             return 0
         if undone:
             self.counters.hit("session.spared" if request.retracting else "session.rolled_back")
@@ -235,7 +235,7 @@ class Scheduler:
             if self.isolated and not self._joins(request, rows[0].rid if rows else None):
                 continue
             if budget and request.phase is Phase.RUNNING and not request.decoding:
-                take = min(budget, request.prefill_target - request.prefilled)
+                take = self._take(request, budget)
                 if self._make_room(request, take):
                     rows.append(self._chunk(request, take))
                     budget -= take
@@ -243,12 +243,16 @@ class Scheduler:
             if self.isolated and not self._joins(self.waiting[0], rows[0].rid if rows else None):
                 break
             request = self._admit(self.waiting.pop(0))
-            take = min(budget, request.prefill_target - request.prefilled)
+            take = self._take(request, budget)
             rows.append(self._chunk(request, take, admitted=True))
             budget -= take
         if self.waiting:
             self.counters.hit("queue.waited")
         return rows
+
+    def _take(self, request: Request, budget: int) -> int:
+        """Tokens of the request's next chunk."""
+        return min(budget, self.ledger.chunk_end(request.prefilled, request.prefill_target) - request.prefilled)
 
     def _decode_rows(self) -> list[PlanRow]:
         """Reserve for the widest round, whatever the next depth is; then set the width by batch size. A request that

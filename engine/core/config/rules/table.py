@@ -6,6 +6,7 @@ cell that the matrix predicts to be refused is refused by the engine with the sa
 
 from typing import Final
 
+from specmatrix.engine.core.config.asked import AUTO
 from specmatrix.engine.core.config.context import Rule, RuleContext, bounded, outside
 from specmatrix.engine.core.config.rules.adaptive import ADAPTING
 from specmatrix.engine.core.config.rules.devices import GRAPHING, SPLITTING
@@ -103,6 +104,26 @@ RULES: Final[tuple[Rule, ...]] = (
     *SHAPES,
     TOPK_IS_BREADTH,
     Rule(
+        name="interval-of-no-state",
+        why="only recurrent states have checkpoints",
+        broken=lambda s: s.asked.state_interval not in (AUTO, 0) and not s.facts.recurrent,
+        message=lambda s: (
+            f"state_interval {s.asked.state_interval} needs a target with a recurrent state; remove state_interval"
+        ),
+    ),
+    Rule(
+        name="interval-of-whole-pages",
+        why="a checkpoint is kept where a page of KV ends",
+        broken=lambda s: (
+            s.asked.state_interval != AUTO
+            and (s.asked.state_interval < 0 or s.asked.state_interval % max(1, _page(s)) > 0)
+        ),
+        message=lambda s: (
+            f"state_interval must be a multiple of page_size, {_page(s)}, or 0 for no checkpoints, got "
+            f"{s.asked.state_interval}"
+        ),
+    ),
+    Rule(
         name="window-uncached",
         field="disable_radix_cache",
         why="a cached page would lack the KV that sliding-window layers read",
@@ -117,10 +138,10 @@ RULES: Final[tuple[Rule, ...]] = (
         name="state-uncached",
         field="disable_radix_cache",
         why="a cached prefix is useless without the recurrent state behind it",
-        broken=lambda s: s.facts.recurrent and not s.asked.disable_radix_cache,
+        broken=lambda s: s.facts.recurrent and s.asked.state_interval == 0 and not s.asked.disable_radix_cache,
         message=lambda s: (
-            "the target has layers with a recurrent state, of which no checkpoint is kept behind a prefix, so nothing "
-            "is cached"
+            "the target has layers with a recurrent state, of which no checkpoint is kept with state_interval 0, so "
+            "nothing is cached"
         ),
         got=lambda s: True,
     ),
@@ -147,6 +168,14 @@ def smallest_pool(s: RuleContext) -> int:
 
 
 # Checked last, over the chosen values.
+INTERVAL: Final = Rule(
+    name="interval-within-a-round",
+    why="a round may pass one checkpoint of a recurrent state",
+    broken=lambda s: 0 < s.integer("state_interval") < s.widest,
+    message=lambda s: (
+        f"state_interval must be at least {s.widest}, the nodes of the widest round, got {s.asked.state_interval}"
+    ),
+)
 CAPACITY: Final = Rule(
     name="pool-too-small",
     why="the KV pool must hold at least one request",

@@ -145,7 +145,7 @@ def test_stamps_in_the_window_are_compared_and_those_below_are_not():
     positions, _, bias = batch.causal(2, torch.float32)
     full, near = (group.pool.stamps for group in kv.groups)
     expected = kv.full.table.expected(batch.rows, batch.padded_kv_len)
-    read, write = kv.groups[1].slots(batch)
+    read, write, *_ = kv.groups[1].slots(batch)
     for b, (start, first) in enumerate([(6, 4), (3, 1)]):
         full[batch.slots[b, :start]] = expected[b, :start]
         near[read[b, first:start]] = expected[b, first:start]

@@ -17,6 +17,7 @@ from tests.support.refusals import refusal
 
 SHAPE = [name for name in START_AXES[: START_AXES.index("page_size")] if name not in ("tp", "verify")]
 ROOMS = ({}, {"page_size": "64", "prefix_cache": "off", "memory": "tight"})
+STATED = {"model": "qwen35", "batch": "pair"}
 RANKED = product(axis("algorithm").names, axis("model").names, ("2", "4", "8"), axis("prefix_cache").names)
 # Starts with an acceptance rule that the engine refuses, as cells that nothing else forbids.
 REFUSED = [
@@ -30,6 +31,8 @@ SHORT = [
     {"algorithm": "nextn", "model": "deepseek", "batch": "pair", "verify": "confident"},
     {"algorithm": "eagle3", "batch": "pair", "steps": "3", "topk": "4", "verify": "confident"},
     {"algorithm": "eagle3", "batch": "pair", "steps": "3", "verify": "confident"},
+    {"batch": "pair", "state_interval": "16"},
+    STATED | {"page_size": "16", "state_interval": "24"},
 ]
 # Starts that one set of constraints forbids are alike to the engine: so many of them are resolved, spread evenly.
 ALIKE = 60
@@ -81,10 +84,10 @@ def test_every_constraint_forbids_a_cell_alone(constraint):
     alone = [
         Cell(**(beside | row))
         for row in rows
-        for beside in ({}, *SEVERAL, *WINDOWS, *DRAWN)
+        for beside in ({}, STATED, *SEVERAL, *WINDOWS, *DRAWN)
         if {row.get("tp", "1"), row.get("acceptance", "match"), row.get("verify", "whole")} - {"1", "match", "whole"}
         or not beside
-        or constraint.name.startswith(("few-", "state-"))
+        or constraint.name.startswith(("few-", "interval-"))
     ]
     assert any(constraints.explain(cell) == (constraint,) for cell in alone)
 

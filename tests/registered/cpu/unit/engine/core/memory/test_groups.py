@@ -186,40 +186,64 @@ def test_a_pool_holds_what_all_rows_can_need_but_no_more_than_its_share(asked, p
     assert window_pages(6, pages=90, page_size=4, **{"ratio": 1.0, **asked}) == pages
 
 
-def test_a_state_has_one_page_and_advances_by_committed_tokens_only():
-    ledger = Ledger(*page_groups(6, 4, None, 0, 1, states=2), strict=True)
-    for rid in (1, 2):
-        ledger.open(rid)
-        ledger.reserve(rid, 5)
-        ledger.launch(rid, 5)
-    assert [ledger.accounts[rid].groups[1].pages for rid in (1, 2)] == [[1], [2]]
-    assert (ledger.groups[1].budget(9, 99, 7), ledger.groups[1].free) == (1, [])
-    assert ledger.settle(1, 3) == () and ledger.accounts[1].groups[1].length == 3
-    assert [ledger.reaches(1, position) for position in (0, 2, 3, 4)] == [True, False, True, False]
-    with pytest.raises(LedgerError, match="hold: request 1 no longer owns pages that a query at position 2 reads"):
-        ledger.hold(1, 2)
-    assert ledger.hold(1, 3) == ((2,), ()) and ledger.resume(1).start == 3
-    ledger.cancel(2)  # the step may have written the state
-    assert not ledger.reaches(2, 5)
+def stated(*widths: int) -> Ledger:
+    """A ledger with a checkpoint every two pages of 4, whose request 1 has committed all of each step but 2 of the
+    last."""
+    ledger = Ledger(*page_groups(12, 4, None, 0, 1, states=6, scale=2), strict=True)
+    ledger.open(1)
+    for width in widths:
+        ledger.reserve(1, width)
+        ledger.launch(1, width)
+        ledger.settle(1, width - 2 * (width is widths[-1]))
+    return ledger
+
+
+def test_a_step_begins_with_the_live_state_or_at_a_checkpoint():
+    ledger = stated(8, 8, 5)
+    own = ledger.accounts[1].groups[1]
+    assert (own.pages, own.length, ledger.groups[1].budget(17, 99, 7)) == ([1, 2, 3], 19, 3)
+    assert {at: ledger.reach(1, at) for at in (19, 18, 16, 15, 8, 7)} == {19: 19, 18: 16, 16: 16, 15: 8, 8: 8, 7: 0}
+    assert [ledger.chunk_end(*ends) for ends in ((0, 30), (8, 30), (9, 11), (15, 30))] == [8, 16, 11, 16]
+    with pytest.raises(LedgerError, match="hold: request 1 no longer owns pages that a query at position 18 reads"):
+        ledger.hold(1, 18)
+    ledger.reserve(1, 4)
+    ledger.launch(1, 4)
+    ledger.cancel(1)  # the step may have written the live state
+    assert ledger.reach(1, 19) == 16 == ledger.reach(1, 16)
+    assert ledger.hold(1, 16) == ((5, 6), (3,)) and ledger.resume(1).start == 16
+    assert replay(ledger.journal).groups[1].sizes == (2, 6, 2)
+
+
+def test_a_checkpoint_enters_and_leaves_the_cache_with_the_pages_before_it():
+    ledger = stated(8, 8, 5)
+    with pytest.raises(LedgerError, match="donate: request 1 gives 3 pages; allowed: a multiple of 2"):
+        ledger.donate(1, 3)
+    first = ledger.donate(1, 2)
+    assert ledger.journal[-1] == ("donate", 1, 2, (first, (1,)))
+    rest = ledger.donate(1, 2)
+    with pytest.raises(LedgerError, match=r"open: cached pages \[1, 2, 3\] lack KV that recurrent-state layers read"):
+        ledger.open(2, [*first, rest[0]])
+    ledger.open(2, [*first, *rest])
+    assert ledger.reach(2, 16) == 16 and ledger.accounts[2].groups[1].pages == [1, 2]
+    ledger.close(1)
+    with pytest.raises(LedgerError, match="evict: page 3 is used by 1 rows"):
+        ledger.evict(*rest)
     ledger.close(2)
-    assert ledger.groups[1].free == [2]
-    assert replay(ledger.journal).groups[1].sizes == (2, 2)
+    ledger.evict(*rest)
+    assert ledger.journal[-1] == ("evict", 0, 2, ((3, 4), (2,)))
+    assert [group.counts.cached for group in replay(ledger.journal).groups] == [2, 1]
 
 
 @pytest.mark.parametrize(
     ("field", "value", "law"),
     [
-        ("length", 4, "law 6: account 1 has 3 positions committed, and a recurrent-state of 4"),
-        ("pages", [], "law 3: account 1 has 3 positions, but no recurrent-state page"),
-        ("pages", [1, 2], r"law 1: account 1 has recurrent-state pages \[1, 2\]; allowed: one of its own"),
+        ("length", 4, "law 6: account 1 has 6 positions committed, and a recurrent-state of 4"),
+        ("pages", [], "law 3: account 1 has 6 positions committed, 0 in flight, and 0 reserved in recurrent-state"),
+        ("pages", [1, 2], "law 1: account 1 has recurrent-state page 2, which is not recorded as its own"),
     ],
 )
 def test_the_laws_of_a_state(field, value, law):
-    ledger = Ledger(*page_groups(6, 4, None, 0, 1, states=2))
-    ledger.open(1)
-    ledger.reserve(1, 3)
-    ledger.launch(1, 3)
-    ledger.settle(1, 3)
+    ledger = stated(8)
     ledger.check()
     setattr(ledger.accounts[1].groups[1], field, value)
     with pytest.raises(LedgerError, match=law):

@@ -8,7 +8,7 @@ from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.config.rules.devices import SPLITTING
 from specmatrix.engine.core.config.rules.draft import PAIRING
 from specmatrix.engine.core.config.rules.ngram import NGRAM_RULES, TOPK_IS_BREADTH
-from specmatrix.engine.core.config.rules.table import CAPACITY, RULES
+from specmatrix.engine.core.config.rules.table import CAPACITY, INTERVAL, RULES
 from specmatrix.engine.core.draft.algorithms import Topology, Traits
 from specmatrix.errors import ConfigError
 from tests.support.start_configs import HEAD, MODEL, eagle3, facts, refusal, standalone
@@ -36,6 +36,7 @@ def layered(*sizes: int) -> EngineConfig:
 
 
 ADAPTIVE, WINDOWED = {"speculative_adaptive": True}, facts(window=40)
+STATED = replace(facts(), recurrent=True)
 FILE = eagle3(**ADAPTIVE, speculative_adaptive_config="slots.json")
 
 # Rule, configuration, how the refusal begins, and what is known where it is not the usual target and its draft.
@@ -119,6 +120,14 @@ REFUSED = [
     ("random-seed-range", EngineConfig("m", random_seed=-1), "random_seed must be between 0 and"),
     ("cuda-graph-max-bs-range", EngineConfig("m", cuda_graph_max_bs=-1), "cuda_graph_max_bs must be between 0 and"),
     ("cuda-graph-max-gb-range", EngineConfig("m", cuda_graph_max_gb=0), "cuda_graph_max_gb must be between 1 and 1024"),
+    ("interval-of-no-state", eagle3(state_interval=16), "state_interval 16 needs a target with a recurrent state"),
+    (
+        "interval-of-whole-pages",
+        eagle3(page_size=16, state_interval=24),
+        "state_interval must be a multiple of",
+        STATED,
+    ),
+    ("interval-of-whole-pages", eagle3(state_interval=-4), "state_interval must be a multiple of page_size, 1", STATED),
     ("gpu-missing", EngineConfig("m", device="cuda"), "device cuda needs a GPU, but none is visible; use"),
 ]
 SLOT = (
@@ -130,7 +139,7 @@ REWRITTEN = [
     ("chain-width", eagle3(3, AUTO, 8), 8, 4, "a chain (topk 1) of 3 steps verifies 4 tokens"),
     ("chain-width", eagle3(AUTO, AUTO, 8, **ADAPTIVE), 8, 4, "a chain (topk 1) of 3 steps verifies 4 tokens"),
     ("window-uncached", eagle3(context_length=100), False, True, "the target has layers with a sliding window of 40"),
-    ("state-uncached", eagle3(), False, True, "the target has layers with a recurrent state, of which no checkpoint"),
+    ("state-uncached", eagle3(state_interval=0), False, True, "the target has layers with a recurrent state, of which"),
     ("block-steps", dflash(speculative_num_steps=3), 3, 1, "DFLASH drafts a whole block in one step"),
     (
         "constrained-drafts-unknown",
@@ -190,6 +199,15 @@ def test_every_rule_has_a_case():
 def test_names_are_unique_and_rewrites_name_their_value():
     assert len({rule.name for rule in RULES}) == len(RULES)
     assert all((rule.got is not None) == (rule.kind == "rewritten") for rule in RULES)
+
+
+def test_a_checkpoint_is_no_nearer_than_the_widest_round():
+    assert INTERVAL.name == "interval-within-a-round"
+    kept = resolve(eagle3(7, state_interval=8, max_total_tokens=90), STATED)
+    assert (kept.states, kept.state_tokens) == (48 + 11, 8)
+    for config in (eagle3(7, state_interval=7), eagle3(**ADAPTIVE, state_interval=7)):
+        with pytest.raises(ConfigError, match="state_interval must be at least 8, the nodes of the widest"):
+            resolve(config, STATED)
 
 
 @pytest.mark.parametrize(("version", "need"), [("v1", 16), ("v2", 32)])
