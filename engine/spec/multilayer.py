@@ -84,17 +84,17 @@ class MultiLayerDrafter:
         ids, out, drafts, scores = known, states, [], []
         rows = batch.sampling if self.draws else None
         grammar = batch.grammar if self.constrained else None
-        states = None if grammar is None else grammar.state[:, None]
+        legal = None if grammar is None else grammar.state[:, None]
         for number, layer in enumerate(self.layers, 1):
             out = layer.forward(ids, at, out, attend)
             logits = layer.logits(out.gather(1, last[:, :, None].expand(-1, -1, out.shape[2])))
-            if grammar is not None and states is not None:
-                logits = grammar.masked(logits, states, count(logits.shape[2], logits.device))
+            if grammar is not None and legal is not None:
+                logits = grammar.masked(logits, legal, count(logits.shape[2], logits.device))
             best = logits.argmax(-1)
             if rows is not None:
                 column = count(number + 1, tokens.device)[number:]
                 best = drawn_drafts(logits, batch.start + kept, column, rows)[0]
-            states = followed(grammar, states, best)
+            legal = followed(grammar, legal, best)
             drafts.append(best)
             scores.append(logits)
             ids = ids.roll(-1, 1).scatter(1, last, best)
