@@ -57,7 +57,8 @@ def metrics(folder: Path) -> Iterator[Metric]:
             yield from verification(one, stated=one is large)
             yield from timings(one, GOALS[one.name][2], trees=one is small)
             if one is large:
-                yield from transformers(one, small)
+                yield transformers(one)
+                free()
                 yield gpt_fast(one, "llama-3.1-8b")
 
 

@@ -1,4 +1,4 @@
-"""Generation on one GPU against transformers, compiled and assisted, and against gpt-fast from a user's checkout."""
+"""Generation on one GPU against transformers, compiled, and against gpt-fast from a user's checkout."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import PreTrainedModel
 
 from specmatrix.benchmarks.decoding import transformers_model
 from specmatrix.benchmarks.metric import Metric, interleave, unmeasured
-from specmatrix.benchmarks.steady import NOTHING, PAIRS, ROUNDS, Asked, Bench, free, freed
+from specmatrix.benchmarks.steady import PAIRS, ROUNDS, Bench, free, freed
 from specmatrix.engine.core.schedule.request import SamplingParams
 
-# New tokens, and goals for the speed-up over the peer.
-COMPILED: Final = (64, 1.25)
-ASSISTED: Final = (32, 5.0)
-DRAFTED: Final = 5
+# New tokens of transformers' generation, and goals for the speed-up over each peer.
+TOKENS: Final = 64
+TRANSFORMERS_GOAL: Final = 1.25
 GPT_FAST_GOAL: Final = 1.05
 # Environment variable with the folder of a gpt-fast checkout, and the files of it that a decode step needs.
 CHECKOUT: Final = "GPT_FAST"
@@ -32,45 +30,24 @@ FILES: Final = ("model", "generate", "tokenizer")
 BEHIND: Final = 256
 
 
-def transformers(bench: Bench, assistant: Bench) -> Iterator[Metric]:
-    """Greedy decoding after the bench's prompt, prefill included: a static cache with compiled steps, then both sides
-    with the same small draft model of random weights, so that a round yields one token."""
-    theirs, draft = (transformers_model(one.target, "bfloat16", one.device) for one in (bench, assistant))
-    yield generation(bench, theirs, "compiled", *COMPILED, {"cache_implementation": "static"})
-    draft.generation_config.num_assistant_tokens = DRAFTED
-    draft.generation_config.num_assistant_tokens_schedule = "constant"
-    # With any other value a draft may end early.
-    draft.generation_config.assistant_confidence_threshold = 0.0
-    standalone = {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": assistant.target}
-    asked = bench.chain(DRAFTED) | standalone
-    yield generation(bench, theirs, "assisted", *ASSISTED, {"assistant_model": draft}, asked)
-    del theirs, draft
-    free()
-
-
-def generation(
-    bench: Bench,
-    model: PreTrainedModel,
-    kind: str,
-    tokens: int,
-    goal: float,
-    more: Mapping[str, Any],
-    asked: Asked = NOTHING,
-) -> Metric:
-    """Time of transformers' generate with the arguments `more` over that of an engine with the fields `asked`."""
-    params = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
-    prompts = bench.prompts(model.config.vocab_size, 1)
+def transformers(bench: Bench) -> Metric:
+    """Time of transformers' greedy generation with a static cache and compiled steps over ours, prefill included."""
+    theirs = transformers_model(bench.target, "bfloat16", bench.device)
+    params = SamplingParams(max_new_tokens=TOKENS, ignore_eos=True)
+    prompts = bench.prompts(theirs.config.vocab_size, 1)
     ids = torch.tensor(prompts, device=bench.device)
-    fixed = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
+    fixed = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False, "pad_token_id": 0}
 
     def their() -> object:
         # Reading the tokens synchronises.
-        return model.generate(ids, attention_mask=torch.ones_like(ids), **fixed, **more).tolist()
+        return theirs.generate(
+            ids, attention_mask=torch.ones_like(ids), cache_implementation="static", **fixed
+        ).tolist()
 
-    with freed(bench.engine(1, asked)) as ours:
+    with freed(bench.engine(1)) as ours:
         pairs = interleave(lambda: ours.generate(prompts, params), their, PAIRS, warm=3)
-    note = f"theirs {min(pairs.theirs) / tokens * 1e3:.1f} ms a token at best, prompt included"
-    return pairs.metric(f"{bench.name}_generate_over_transformers_{kind}", goal, note=note)
+    note = f"theirs {min(pairs.theirs) / TOKENS * 1e3:.1f} ms a token at best, prompt included"
+    return pairs.metric(f"{bench.name}_generate_over_transformers_compiled", TRANSFORMERS_GOAL, note=note)
 
 
 def gpt_fast(bench: Bench, model_name: str) -> Metric:
