@@ -28,9 +28,9 @@ from specmatrix.matrix.subjects.vllm.subject import OFFLINE, ONE_THREAD, VllmSub
 PAIRS: Final = 12
 NEW_TOKENS: Final = 128
 PROMPT_TOKENS: Final = 32
-# Draft tokens per round, and the drafts that llama-mini has.
+# Draft tokens per round, and the draft model.
 STEPS: Final = 3
-DRAFTS: Final = {"standalone": "llama-mini-standalone", "eagle3": "llama-mini-eagle3"}
+DRAFT: Final = "llama-mini-standalone"
 # Goals by batch size.
 TRANSFORMERS: Final = {1: 3.5, 8: 2.5}
 VLLM: Final = {1: 4.0, 8: 2.0}
@@ -66,13 +66,13 @@ def beside_transformers() -> Iterator[Metric]:
 
 def beside_vllm() -> Iterator[Metric]:
     """Plain decoding, then speculation with the same draft model on both sides, by batch size."""
-    draft = {"draft": DRAFTS["standalone"]}
     flags = {
         "speculative_config": {"method": "draft_model", "num_speculative_tokens": STEPS},
         "per_request_spec_decode_metrics": "detailed",
     }
     yield from _beside_vllm(engine(), {}, {}, "plain_decoding", VLLM)
-    yield from _beside_vllm(speculative("standalone"), flags, draft, f"speculative_decoding_k{STEPS}", VLLM_DRAFTED)
+    ours = engine("STANDALONE", DRAFT, speculative_num_steps=STEPS, speculative_eagle_topk=1)
+    yield from _beside_vllm(ours, flags, {"draft": DRAFT}, f"speculative_decoding_k{STEPS}", VLLM_DRAFTED)
 
 
 def _beside_vllm(
@@ -140,11 +140,6 @@ def engine(algorithm: str = "NONE", draft: str | None = None, **rest: int) -> LL
         ),
         checkpoint,
     )
-
-
-def speculative(algorithm: str) -> LLM:
-    """An engine that drafts a chain of STEPS tokens."""
-    return engine(algorithm.upper(), DRAFTS[algorithm], speculative_num_steps=STEPS, speculative_eagle_topk=1)
 
 
 def transformers_model(folder: Path | str, dtype: str = "float32", device: str = "cpu") -> PreTrainedModel:

@@ -29,8 +29,6 @@ SMALL, LARGE = "Llama-3.2-1B", "Llama-3.1-8B"
 # Goals by shape: share of the memory floor at batch 1 and at batch 32, and v2 over v1 in the speed matrix.
 GOALS: Final = {SMALL: (0.65, None, 1.20), LARGE: (0.87, 0.78, 1.08)}
 ROUND_GOAL: Final = (1.06, 0.070)
-# Depth, typical tokens per round at that depth, and the required speed-up over plain decoding.
-YIELD: Final = (5, 3.55, 2.5)
 OTHERS: Final = (
     ("graphs_over_eager", {}, {"disable_cuda_graph": True}),
     ("fast_over_deterministic", {}, {"enable_deterministic_inference": True}),
@@ -98,13 +96,10 @@ def decoding(one: Bench, rate: float) -> Iterator[Metric]:
 
 
 def rounds(one: Bench) -> Iterator[Metric]:
-    """Cost of speculative rounds in plain decode steps, and their speed-up at a typical acceptance length."""
+    """Cost of speculative rounds in plain decode steps."""
     stated = one.name == LARGE
     for depth in DEPTHS:
         times = one.pair({}, one.chain(depth))
         goal, spread = ROUND_GOAL[0] + ROUND_GOAL[1] * depth, spread_of(times.ours)
         name = f"{one.name}_eagle3_round_{depth}"
         yield Metric(f"{name}_in_decode_steps", times.ratios, goal if stated else None, spread, "lower")
-        if depth == YIELD[0]:
-            gains = [YIELD[1] / ratio for ratio in times.ratios]
-            yield Metric(f"{name}_gain_at_{YIELD[1]}_tokens", gains, YIELD[2] if stated else None, spread)

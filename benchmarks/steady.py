@@ -157,10 +157,10 @@ def free() -> None:
 
 
 @contextmanager
-def targets_kept(most: int = 1) -> Iterator[None]:
-    """Within the context, engines reuse loaded targets; the last `most` targets are cached."""
+def targets_kept() -> Iterator[None]:
+    """Within the context, engines reuse the last loaded target."""
     load = specmatrix.engine.build.load_target
-    loaded = lru_cache(maxsize=most)(load)
+    loaded = lru_cache(maxsize=1)(load)
 
     def kept(*wanted: Any) -> CausalLM:  # noqa: ANN401 - as load_target
         # One target has the positions for rounds of any width.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ import torch
 from specmatrix.benchmarks.metric import Metric
 from specmatrix.benchmarks.shapes import SHAPES, LlamaShape, write_eagle3, write_target
 from specmatrix.benchmarks.steady import PAIRS, Bench, freed
-from specmatrix.benchmarks.verification import forward
+from specmatrix.benchmarks.verification import device_seconds, forward
 from specmatrix.errors import ConfigError
 from specmatrix.kernels.fused_linear import Fusion, NextNorm, fused_linear, tiles
 from specmatrix.kernels.fused_linear.eager import PART
@@ -62,7 +62,7 @@ def measure() -> Iterator[Metric]:
             with freed(bench.engine(1)) as llm:
                 for rows, batch in BATCHES.items():
                     run = forward(llm.loop.executor.target, batch, 1, bench.prompt)
-                    timed = partial(_seconds, run)
+                    timed = partial(device_seconds, run, "cuda", REPEATED)
                     before = dict(table)
                     for _ in range(SWEEPS):
                         for one in projections(shape, rows):
@@ -121,15 +121,6 @@ def _search(
             best, fastest = each, min(ours for _, ours in turns)
     table[one] = best
     _forget()
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    """Median seconds of a call in a CUDA graph."""
-    from triton.testing import do_bench_cudagraph
-
-    with torch.inference_mode():
-        milliseconds: float = do_bench_cudagraph(run, rep=REPEATED, return_mode="median")
-        return milliseconds / 1e3
 
 
 def _time(one: Projection, found: LinearTile, table: dict[Projection, LinearTile], timed: partial[float]) -> float:

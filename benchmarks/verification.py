@@ -38,14 +38,15 @@ def verification(bench: Bench, stated: bool) -> Iterator[Metric]:
             yield Metric(name, pairs.ratios, goal if stated else None, spread_of(pairs.ours), "lower", note)
 
 
-def device_seconds(run: Callable[[], object], device: str) -> float:
-    """Median seconds of a call; on a GPU as a CUDA graph, without the host."""
+def device_seconds(run: Callable[[], object], device: str, repeated: int = 20) -> float:
+    """Median seconds of a call; on a GPU as a CUDA graph with about `repeated` milliseconds of calls, without the
+    host."""
     with torch.inference_mode():
         if device == "cpu":
             return Timer("run()", globals={"run": run}).timeit(4).median
         from triton.testing import do_bench_cudagraph
 
-        milliseconds: float = do_bench_cudagraph(run, return_mode="median")
+        milliseconds: float = do_bench_cudagraph(run, rep=repeated, return_mode="median")
         return milliseconds / 1e3
 
 
