@@ -8,9 +8,12 @@ from typing import Any
 import torch
 
 from specmatrix.engine.core.config.asked import GIB
+from specmatrix.engine.core.draft.ngram_index import NgramOptions
+from specmatrix.engine.core.draft.suffix_tree import SuffixOptions
 from specmatrix.engine.core.schedule.session import Sessions
 from specmatrix.engine.executor import DeviceExecutor, InFlight
 from specmatrix.engine.loop import Loop
+from specmatrix.engine.spec.drafter import Drafter
 
 
 def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, Any]:
@@ -40,7 +43,8 @@ def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, A
         "device": pool.data.device.type,
         "enable_streaming_session": sessions.streaming,
         "enable_multi_layer_eagle": getattr(drafter, "layer_per_step", False),
-        "ngram": asdict(drafter.options) if hasattr(drafter, "options") else None,
+        "ngram": _options(drafter, NgramOptions),
+        "suffix": _options(drafter, SuffixOptions),
         "strict_memory": loop.strict_memory,
         "kv_stamps": pool.stamps is not None,
         "state_interval": 0 if states is None or states.interval == table.positions else states.interval,
@@ -88,6 +92,11 @@ def _workers(executor: DeviceExecutor) -> dict[str, dict[str, Any]]:
             "page_size": pool.page_size,
         }
     return workers
+
+
+def _options(drafter: Drafter, kind: type[NgramOptions | SuffixOptions]) -> dict[str, Any] | None:
+    options = getattr(drafter, "options", None)
+    return asdict(options) if isinstance(options, kind) else None
 
 
 def _name(dtype: torch.dtype) -> str:

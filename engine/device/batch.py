@@ -21,10 +21,12 @@ MAX_TRIANGLE: Final = {"cpu": 1024, "cuda": 4096}
 
 
 class HostTokens(NamedTuple):
-    """A row's tokens as known to the host: an id unique to its text, and all tokens of the text."""
+    """A row's tokens as known to the host: an id unique to its text, and all tokens of the text, of which the first
+    `prompt` are its prompt."""
 
     key: int
     tokens: tuple[int, ...]
+    prompt: int
 
 
 class VerifyResult(NamedTuple):
@@ -103,7 +105,7 @@ class StepBatch:
             start = integers([r.start for r in plan.rows], device)
             lengths = integers([r.width for r in plan.rows], device)
         width, padded_kv_len = plan.width, table.pad_kv_len(plan.bound)
-        known = () if plan.prefill else tuple([HostTokens(r.rid, r.tokens) for r in plan.rows if r.tokens])
+        known = () if plan.prefill else tuple([HostTokens(r.rid, r.tokens, r.prompt) for r in plan.rows if r.tokens])
         generations = None if table.writers is None else integers([r.generation for r in plan.rows], device)
         slots = table.read(rows, padded_kv_len)
         given = (rows, start, root, width, padded_kv_len, slots, lengths, known, relay, generations, plan.greedy)

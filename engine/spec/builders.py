@@ -33,6 +33,7 @@ from specmatrix.engine.spec.drafter import Drafter
 from specmatrix.engine.spec.multilayer import MultiLayerDrafter
 from specmatrix.engine.spec.ngram import NgramDrafter
 from specmatrix.engine.spec.none import PlainDrafter
+from specmatrix.engine.spec.suffix import SuffixDrafter
 from specmatrix.engine.spec.torch_settings import read, restore
 from specmatrix.errors import ConfigError, EngineError, described, is_interrupt, shown
 
@@ -220,9 +221,17 @@ def _ngram(context: BuildContext) -> Drafter:
     )
 
 
+def _suffix(context: BuildContext) -> Drafter:
+    resolved, options = context.resolved, context.resolved.suffix
+    if options is None:
+        raise ConfigError(f"speculative_algorithm {context.traits.name} was resolved without suffix options")
+    return SuffixDrafter(context.traits, options, resolved.num_steps, resolved.max_running_requests)
+
+
 BUILDERS: dict[str, Build] = {
     "NONE": lambda context: PlainDrafter(),
     "NGRAM": _ngram,
+    "SUFFIX": _suffix,
     "EAGLE": partial(_head, load_eagle),
     "EAGLE3": partial(_head, load_eagle3),
     "NEXTN": _nextn,

@@ -39,6 +39,11 @@ GRAMS: Final[dict[str, dict[str, Any]]] = {
     "qwen3": {"speculative_ngram_match_type": "PROB"},
     "deepseek": {"speculative_ngram_external_corpus_path": CORPUS, "speculative_ngram_external_sam_budget": 3},
 }
+# The options of suffix decoding per model, so that other than default ones run without another axis.
+SUFFIXES: Final[dict[str, dict[str, Any]]] = {
+    "qwen3": {"speculative_suffix_max_cached_requests": 2, "speculative_suffix_max_spec_offset": 1.0},
+    "qwen3next": {"speculative_suffix_max_tree_depth": 8, "speculative_suffix_max_spec_factor": 2.0},
+}
 # Tight memory fits a workload's longest request alone, but no two requests to their end. It is the larger of these two
 # sizes: with fewer pages no request would ever need a second page.
 TIGHT_TOKENS: Final = 192
@@ -177,6 +182,11 @@ class Cell(NamedTuple):
         return algorithm(name) if is_registered(name) else None
 
     @property
+    def shares(self) -> bool:
+        """Whether what a request's rounds accept follows from other requests' texts too."""
+        return algorithm(self.algorithm).rounds == "shared"
+
+    @property
     def adapts(self) -> bool:
         """Whether the depth changes between rounds: only EAGLE-style chains may (sglang#21599, #23336)."""
         may = self.algorithm in ("eagle", "eagle3", "nextn") if self.own_traits is None else self.own_traits.adaptive
@@ -234,7 +244,7 @@ class Cell(NamedTuple):
             tp_size=self.ranks,
             dtype=AUTO if self.numerics == "float32" else "bfloat16",
             random_seed=0 if self.spec_version == "v1" else ENGINE_SEED,
-            **(GRAMS.get(self.model, {}) if self.algorithm == "ngram" else {}),
+            **{"ngram": GRAMS, "suffix": SUFFIXES}.get(self.algorithm, {}).get(self.model, {}),
         )
         for own in self.own_values.values():
             found = replace(found, **own.config)
@@ -262,7 +272,7 @@ def instrumented(config: EngineConfig, numerics: str, gpus: int = 0) -> EngineCo
     if config.max_running_requests == AUTO:
         return config
     # Rounds drafted on the host have no graphs, so requesting a graph size would be a rewrite.
-    graphed = config.speculative_algorithm != "NGRAM"
+    graphed = not algorithm(config.speculative_algorithm).reads_host
     return replace(config, **(GPU_LIMITS if graphed else {"cuda_graph_max_gb": GPU_LIMITS["cuda_graph_max_gb"]}))
 
 

@@ -12,7 +12,7 @@ from specmatrix.errors import ConfigError
 # What each flag is for, in one line.
 HELP: Final[Mapping[str, str]] = {
     "model_path": "folder of the target model, or its name in the zoo",
-    "speculative_algorithm": "NONE, EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM, DFLASH or a registered one",
+    "speculative_algorithm": "NONE, EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM, SUFFIX, DFLASH or a registered one",
     "speculative_draft_model_path": "folder of the draft model, or its name in the zoo",
     "speculative_num_steps": "draft forwards per round: the depth of the draft",
     "speculative_eagle_topk": "children per draft node; 1: a chain",
@@ -33,6 +33,11 @@ HELP: Final[Mapping[str, str]] = {
     "speculative_ngram_external_corpus_path": "a JSONL file of texts to draft from",
     "speculative_ngram_external_sam_budget": "draft tokens reserved for that corpus",
     "speculative_ngram_external_corpus_max_tokens": "longest corpus",
+    "speculative_suffix_max_tree_depth": "most tokens of a match and its draft together",
+    "speculative_suffix_max_cached_requests": "requests whose outputs are drafted from; 0: the own ones only",
+    "speculative_suffix_max_spec_factor": "most drafts per matching token",
+    "speculative_suffix_max_spec_offset": "and drafts besides those",
+    "speculative_suffix_min_token_prob": "least probability of a draft",
     "spec_version": "v2 drafts while the last step is in flight, v1 after it",
     "disable_overlap_schedule": "schedule each step after the last one's result",
     "page_size": "tokens per KV page",

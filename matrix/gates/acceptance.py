@@ -22,7 +22,7 @@ from specmatrix.matrix.gates.same_texts import NUMBER, rounds_of
 from specmatrix.matrix.gates.session_baseline import has_session_baseline, mismatching_turns
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.naive_rounds import NaiveCheck, Sure, naive_check
-from specmatrix.matrix.oracles.ngram_replay import NgramReplay, ReplayError, Round
+from specmatrix.matrix.oracles.shared_replay import SharedReplay, ReplayError, Round
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.stored_oracle import Combination, Oracle, oracle_index, oracle_of, rewriting
@@ -119,7 +119,7 @@ class AcceptanceGate:
     subject that reports only a histogram of accepted drafts gives no order of rounds, so texts longer than the oracle's
     are left out.
 
-    exact: also compare round by round, and n-gram rounds with a journal replay; only the reference engine allows it.
+    exact: also compare round by round, and those of a shared drafter with a journal replay; only the reference engine allows it.
     """
 
     name: str = "acceptance"
@@ -134,13 +134,13 @@ class AcceptanceGate:
         and, if exact, sampled and ruled ones. Of other engines too few are left beside an abort for an interval."""
         if cell.abort != "none" and not self.exact:
             return False
-        if cell.algorithm == "ngram" or (cell.finish == "length" and Capability.ROUNDS not in self.needs):
+        if cell.shares or (cell.finish == "length" and Capability.ROUNDS not in self.needs):
             return self.exact
         return _in_oracle(cell) or (self.exact and (has_session_baseline(cell) or _is_drawn(cell)))
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED if the oracle lacks the combination or no verify round ran."""
-        if run.resolved.get("ngram") is not None:
+        if prepared.cell.shares and self.exact:
             return self._replayed(run)
         if Capability.ROUNDS not in self.needs:
             run = replace(run, answers=tuple(replace(one, accept_lengths=_unordered(one)) for one in run.answers))
@@ -266,13 +266,13 @@ class AcceptanceGate:
         return replace(outcome, state=State.FAIL, message=text, blame=blame)
 
     def _replayed(self, run: Run) -> Outcome:
-        """Compare each round of every request, sampled or greedy, with a replay of the shared n-gram index."""
+        """Compare each round of every request, sampled or greedy, with a replay of the shared drafter."""
         if run.journal is None:
             return Outcome(self.name, State.NOT_MEASURED, message="the subject provides no ledger journal")
         ragged = run.work is not None and run.resolved.get("speculative_ragged_verify")
         sent = run.work.sent if run.work is not None and ragged else {}
         limits = {number: len(one.prompt) + one.new_tokens for number, one in sent.items()}
-        replay = NgramReplay(run.resolved, run.served, limits)
+        replay = SharedReplay(run.resolved, run.served, limits)
         try:
             replay.walk(run.journal)
         except ReplayError as broken:
@@ -281,7 +281,7 @@ class AcceptanceGate:
         places = {
             a.name: place
             for a in run.answers
-            if (place := first_replay_mismatch(a.accept_lengths, due[a.name])) is not None
+            if (place := first_replay_mismatch(a, due[a.name])) is not None
         }
         rounds = sum(map(len, due.values()))
         numbers: dict[str, Number] = {
@@ -371,10 +371,11 @@ def first_token(lengths: Sequence[int], place: int) -> int:
     return 1 + sum(lengths[:place])
 
 
-def first_replay_mismatch(mine: Sequence[int], due: Sequence[Round]) -> int | None:
+def first_replay_mismatch(answer: Answer, due: Sequence[Round]) -> int | None:
     """Index of the first round that the replay does not allow or that one side lacks; None if none."""
-    for index, (accepted, one) in enumerate(zip(mine, due, strict=False)):
-        if not one.allows(accepted):
+    mine = answer.accept_lengths
+    for index, (accepted, width, one) in enumerate(zip(mine, answer.round_widths, due, strict=False)):
+        if not one.allows(accepted, width):
             return index
     return None if len(mine) == len(due) else min(len(mine), len(due))
 

@@ -37,7 +37,7 @@ class ChancesGate:
     def applies(self, cell: Cell) -> bool:
         """Cells with sampled draws without logit rules and a drafter of the zoo, under a rule that keeps the target's
         law."""
-        drafts = cell.algorithm not in ("none", "ngram") and cell.own_traits is None and cell.sampling != "rules"
+        drafts = cell.algorithm != "none" and not cell.shares and cell.own_traits is None and cell.sampling != "rules"
         return drafts and draws_apply(cell) and self.accepts(cell).rule != "lossy"
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:

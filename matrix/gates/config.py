@@ -11,6 +11,7 @@ from specmatrix.engine.core.config.adaptive_file import dump
 from specmatrix.engine.core.config.asked import AUTO, EngineConfig, Resolved
 from specmatrix.engine.core.config.defaults import SHAPE
 from specmatrix.engine.core.config.resolve import SAME, resolve
+from specmatrix.engine.core.config.rules import suffix
 from specmatrix.engine.core.config.rules.ngram import FLAGS, PREFIX
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
@@ -106,9 +107,13 @@ def _not_reviewed(cell: Cell, name: str) -> str:
 def _ignored_setting(config: EngineConfig, run: Run) -> str:
     """An explicitly set value that does not run although no rewrite names it, or ""."""
     rewritten = {rewrite["field"] for rewrite in run.resolved["rewrites"]}
+    # A switch that is off was not asked for, so that a reason may turn it on.
+    switched = {reason["field"] for reason in run.resolved["reasons"] if reason["value"] is True}
     for name in DEPENDS:
         wish = getattr(config, name, AUTO)
-        if wish not in (AUTO, None) and name not in rewritten and ran(run.resolved, name) != wish:
+        if (wish is False and name in switched) or wish in (AUTO, None):
+            continue
+        if name not in rewritten and ran(run.resolved, name) != wish:
             return f"{name} was set to {wish}, but the engine runs {ran(run.resolved, name)} and reports no rewrite"
     return ""
 
@@ -154,6 +159,8 @@ def explicit(resolved: Resolved) -> EngineConfig:
         flags |= {"speculative_adaptive": True, "speculative_adaptive_config": dump(resolved.adaptive_slots)}
     if resolved.ngram is not None:
         flags |= {name: getattr(resolved.ngram, name.removeprefix(PREFIX)) for name in FLAGS}
+    if resolved.suffix is not None:
+        flags |= {name: getattr(resolved.suffix, name.removeprefix(suffix.PREFIX)) for name in suffix.FLAGS}
     return EngineConfig(
         **flags,
         speculative_algorithm=resolved.algorithm,

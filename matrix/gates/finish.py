@@ -246,7 +246,7 @@ def _shortened(request: RequestSpec, answer: Answer, resolved: Mapping[str, Any]
     if (emitted := 1 + sum(answer.accept_lengths)) > request.max_new_tokens:
         return f"emitted {emitted} tokens; its length is {request.max_new_tokens}"
     nodes, topk, left = int(resolved["num_draft_tokens"]), int(resolved["topk"]), request.max_new_tokens - 1
-    exact = topk == 1 and not resolved["speculative_confidence_threshold"]
+    exact = topk == 1 and not resolved["speculative_confidence_threshold"] and resolved["suffix"] is None
     for length, width in zip(answer.accept_lengths, () if answer.retractions else answer.round_widths, strict=False):
         most = min(nodes, sum(topk**depth for depth in range(min(left, nodes))))
         if width > most or (exact and width < most):

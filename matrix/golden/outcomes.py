@@ -38,6 +38,7 @@ DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "speculative_adaptive": (SHAPE,),
     "adaptive_slots": (SHAPE,),
     "ngram": (SHAPE,),
+    "suffix": (SHAPE,),
     "spec_version": (TIMING,),
     "page_size": (("page_size",),),
     "max_total_tokens": (("model", "page_size", "memory"),),
@@ -53,7 +54,7 @@ DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "dtype": (("numerics",),),
     "device": ((),),
     "speculative_acceptance": (("acceptance",),),
-    "speculative_ragged_verify": (("verify",),),
+    "speculative_ragged_verify": (SHAPE,),
     "speculative_confidence_threshold": (("verify",),),
 }
 # Fields of EngineConfig that have another name in a resolved configuration.
@@ -66,7 +67,8 @@ RENAMED: Final[dict[str, str]] = {
 }
 # Fields whose reasons are shown with another field.
 WITHIN: Final = {"speculative_adaptive_config": "adaptive_slots", "speculative_ngram_max_bfs_breadth": "ngram"}
-GRAM: Final = "speculative_ngram_"
+# Fields that are groups of flags, with their prefixes.
+GROUPS: Final = {"ngram": "speculative_ngram_", "suffix": "speculative_suffix_"}
 # Resolved fields that follow from others: `matrix.gates.config` recomputes them.
 DERIVED: Final = frozenset({"lag", "num_pages", "window_pages"})
 # Model paths, the runner's instruments and GPU-only fields, none of which a cell requests.
@@ -110,7 +112,7 @@ def outcomes(asked: EngineConfig, resolved: Mapping[str, Any]) -> dict[str, str]
 def _outcome(
     asked: EngineConfig, resolved: Mapping[str, Any], name: str, reasons: Mapping[str, tuple[object, str]]
 ) -> str:
-    if name in WITHIN.values():
+    if name in WITHIN.values() or name in GROUPS:
         return _parts(asked, resolved[name], name, reasons) if resolved[name] else "none"
     value = ran(resolved, name)
     if name in reasons:
@@ -127,9 +129,9 @@ def _parts(
     name: str,
     reasons: Mapping[str, tuple[object, str]],
 ) -> str:
-    """The adaptive slots, or the n-gram options that differ from the requested ones; then their reasons."""
-    if name == "ngram":
-        texts = [f"{key} {value}" for key, value in parts.items() if value != getattr(asked, GRAM + key)]
+    """The adaptive slots, or the options that differ from the requested ones; then their reasons."""
+    if name in GROUPS:
+        texts = [f"{key} {value}" for key, value in parts.items() if value != getattr(asked, GROUPS[name] + key)]
     else:
         texts = [json.dumps(slot) for slot in parts]
     texts += [reasons[field][1] for field, within in WITHIN.items() if within == name and field in reasons]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from specmatrix.engine.core.draft.algorithms import algorithm
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.oracles.needed_work import NeededStep
 from specmatrix.matrix.subjects.protocol import StepForwards
@@ -22,9 +23,9 @@ class DraftShape(NamedTuple):
     @classmethod
     def of(cls, cell: Cell, resolved: Mapping[str, Any]) -> DraftShape:
         """The shape of a cell's algorithm as it was resolved."""
-        kind = {"none": "none", "ngram": "none", "dflash": "block"}.get(cell.algorithm, "token")
-        if cell.own_traits is not None:
-            kind = "own" if cell.own_traits.needs_draft_model else "none"
+        traits = algorithm(cell.algorithm)
+        kind = "own" if cell.own_traits is not None else "block" if traits.block else "token"
+        kind = kind if traits.needs_draft_model else "none"
         if resolved["enable_multi_layer_eagle"]:
             kind = "layers"
         return cls(kind, resolved["num_steps"], resolved["topk"], resolved["num_draft_tokens"])

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot, inline
 from specmatrix.engine.core.draft.ngram_index import NgramOptions
+from specmatrix.engine.core.draft.suffix_tree import SuffixOptions
 from specmatrix.errors import ConfigError, nearest, shown
 
 AUTO: Final = "auto"
@@ -76,6 +77,11 @@ class EngineConfig:
     speculative_ngram_external_corpus_path: str | None = None
     speculative_ngram_external_sam_budget: int = 0
     speculative_ngram_external_corpus_max_tokens: int = 10_000_000
+    speculative_suffix_max_tree_depth: int = 24
+    speculative_suffix_max_cached_requests: int = 10_000
+    speculative_suffix_max_spec_factor: float = 1.0
+    speculative_suffix_max_spec_offset: float = 0.0
+    speculative_suffix_min_token_prob: float = 0.1
     spec_version: Literal["auto", "v1", "v2"] = AUTO
     disable_overlap_schedule: bool = False
     page_size: int | Auto = AUTO
@@ -314,7 +320,7 @@ class Resolved:
     swa_full_tokens_ratio: maximum ratio of window pages to pages of the other layers.
     adaptive_slots: settings of adaptive depth, empty for a static depth; num_steps and num_draft_tokens are then those
     of the first round.
-    ngram: options of an n-gram drafter, None for any other.
+    ngram: options of an n-gram drafter, suffix: those of suffix decoding; None for any other.
     cuda_graph_max_bs: largest batch size (requests) whose rounds run as CUDA graphs, 0 for no graphs.
     cuda_graph_max_gb: maximum GPU memory of all graphs together, in GiB.
     tp_size: ranks that share the target, one process each.
@@ -358,6 +364,7 @@ class Resolved:
     window_pages: int = 0
     adaptive_slots: tuple[AdaptiveSlot, ...] = ()
     ngram: NgramOptions | None = None
+    suffix: SuffixOptions | None = None
     cuda_graph_max_bs: int = 0
     cuda_graph_max_gb: int = 4
     tp_size: int = 1
@@ -406,6 +413,7 @@ class Resolved:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["adaptive_slots"] = [slot.as_dict() for slot in self.adaptive_slots]
         values["ngram"] = None if self.ngram is None else asdict(self.ngram)
+        values["suffix"] = None if self.suffix is None else asdict(self.suffix)
         values["reasons"] = [{"field": r.field, "value": r.value, "because": r.because} for r in self.reasons]
         values["rewrites"] = [asdict(rewrite) for rewrite in self.rewrites]
         return values

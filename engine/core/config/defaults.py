@@ -172,6 +172,16 @@ DEFAULTS: Final[tuple[Default, ...]] = (
     ),
     Default(
         STEPS,
+        "suffix decoding",
+        lambda s: s.traits.suffix_trees,
+        lambda s: s.asked.speculative_suffix_max_tree_depth - 1,
+        "a path of the tree holds a matching token and the drafts after it",
+        SPEED_GATES,
+    ),
+    Default(TOPK, "suffix decoding", lambda s: s.traits.suffix_trees, 1, "suffix decoding drafts chains"),
+    Default(NODES, "suffix decoding", lambda s: s.traits.suffix_trees, _chain_width, CHAIN),
+    Default(
+        STEPS,
         "an n-gram tree",
         _irregular,
         lambda s: gram_width(s) - 1,

@@ -45,6 +45,7 @@ class Traits:
         request, and share its graphs (sglang#24999).
     confident: the drafter knows how likely each draft of a chain is, so that unlikely ones need not be verified.
     constrains: the drafter can mask the logits that it drafts from, by a request's grammar.
+    suffix_trees: drafts are counted continuations, as many as are likely, so that each row has a number of its own.
     irregular: the tree's shape depends on the text, with at most topk children and no fixed candidate pool.
     rounds: "own" if what a request's rounds accept follows from its text alone, "shared" if other requests' texts
         matter too, as in an index of all texts.
@@ -66,6 +67,7 @@ class Traits:
     target_verify_for_draft: bool = False
     confident: bool = False
     constrains: bool = False
+    suffix_trees: bool = False
     irregular: bool = False
     rounds: Literal["own", "shared"] = "own"
 
@@ -133,6 +135,15 @@ NGRAM: Final = Traits(
     irregular=True,
     rounds="shared",
 )
+SUFFIX: Final = Traits(
+    name="SUFFIX",
+    summary="drafts the most counted continuation of the last tokens in the request and in earlier outputs, if likely",
+    topology=Topology.CHAIN,
+    reads_host=True,
+    max_lag=0,
+    suffix_trees=True,
+    rounds="shared",
+)
 DFLASH: Final = Traits(
     name="DFLASH",
     summary="one forward over a block of mask tokens drafts the whole block, from the target's hidden states",
@@ -146,7 +157,7 @@ DFLASH: Final = Traits(
     target_verify_for_draft=True,
 )
 
-ALGORITHMS: Final[tuple[Traits, ...]] = (NONE, EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM, DFLASH)
+ALGORITHMS: Final[tuple[Traits, ...]] = (NONE, EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM, SUFFIX, DFLASH)
 
 # A user's own check of the requested configuration; it raises ConfigError with a message that names the fix.
 Check: TypeAlias = Callable[["EngineConfig", "Facts"], None]

@@ -297,6 +297,7 @@ class Scheduler:
             generation=account.generation,
             pages=_new(account, added),
             tokens=tuple(request.tokens) if self.host_tokens else (),
+            prompt=len(request.prompt),
         )
 
     def _admit(self, request: Request) -> Request:

@@ -12,6 +12,7 @@ from specmatrix.engine.core.config.rules.adaptive import ADAPTING
 from specmatrix.engine.core.config.rules.devices import GRAPHING, SPLITTING
 from specmatrix.engine.core.config.rules.draft import DRAFTING, LAYERING, PAIRING, SHAPES
 from specmatrix.engine.core.config.rules.ngram import NGRAM_RULES, TOPK_IS_BREADTH
+from specmatrix.engine.core.config.rules.suffix import SUFFIX_RULES
 
 MAX_PAGE: Final = 256
 MAX_SEED: Final = 2**63 - 1
@@ -44,6 +45,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *LAYERING,
     *ADAPTING,
     *NGRAM_RULES,
+    *SUFFIX_RULES,
     Rule(
         name="threshold-inexact",
         why="the verifier is exact: a looser threshold would change the output",

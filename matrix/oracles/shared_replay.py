@@ -1,13 +1,13 @@
-"""Replays the verify rounds of an n-gram drafter from the journal and the answers.
+"""Replays the verify rounds of a drafter that all requests share, from the journal and the answers.
 
-All requests of an engine share one index, so what a round accepts depends on all rounds before it, including earlier
+All requests of an engine share one n-gram index, or one suffix tree of their outputs, so what a round accepts depends on all rounds before it, including earlier
 workloads. The journal gives the order of rounds, the answers give the tokens; nothing else comes from the engine.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
@@ -15,6 +15,7 @@ from typing import Any
 
 from specmatrix.matrix.cells.start_settings import CORPUS
 from specmatrix.matrix.oracles.ngram import Grams
+from specmatrix.matrix.oracles.suffixes import Suffixes
 from specmatrix.matrix.subjects.protocol import Journal, Served
 from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.zoo.registry import CORPUS_FILE
@@ -28,15 +29,18 @@ class ReplayError(Exception):
 class Round:
     """One verify round of a request: its expected number of tokens, bonus included.
 
-    least: the answer ends inside the accepted path, so `length` is a lower bound.
+    least: the answer ends inside the accepted path, so `length` is a lower bound. width: the nodes that are verified,
+    0 if every round verifies as many.
     """
 
     length: int
     least: bool
+    width: int = 0
 
-    def allows(self, accepted: int) -> bool:
-        """Whether a round of `accepted` tokens matches."""
-        return accepted >= self.length if self.least else accepted == self.length
+    def allows(self, accepted: int, width: int) -> bool:
+        """Whether a round of `width` nodes that accepts `accepted` tokens matches."""
+        fits = accepted >= self.length if self.least else accepted == self.length
+        return fits and self.width in (0, width)
 
 
 @dataclass(slots=True)
@@ -63,12 +67,12 @@ def corpus() -> tuple[str, ...]:
     return tuple("".join(map(chr, ids)) for ids in found)
 
 
-class NgramReplay:
+class SharedReplay:
     """Replays a journal for the served requests; `rounds`: request id to the expected rounds; `mixed`: rounds in which
     some requests have drafts and others have none.
 
-    resolved: the running configuration, with the index options under `ngram`. limits: request id to the most tokens of
-    its prompt and output, if a tree ends before its first node that they have no room for.
+    resolved: the running configuration, with the drafter's options under `ngram` or `suffix`. limits: request id to the most tokens of
+    its prompt and output, if a draft ends before its first node that they have no room for.
     """
 
     def __init__(
@@ -77,8 +81,9 @@ class NgramReplay:
         self.rounds: dict[int, list[Round]] = {}
         self.mixed = 0
         self._resolved, self._limits = resolved, limits or {}
-        path = resolved["ngram"]["external_corpus_path"]
-        self.grams = Grams(resolved["ngram"], corpus() if path == CORPUS else ())
+        ngram, suffix = resolved["ngram"], resolved["suffix"]
+        self.grams = Grams(ngram or {}, corpus() if ngram and ngram["external_corpus_path"] == CORPUS else ())
+        self.suffixes = None if suffix is None else Suffixes(suffix, resolved["max_running_requests"])
         self._queues: dict[int, list[Served]] = {}
         for one in served:
             self._queues.setdefault(one.account, []).append(one)
@@ -143,27 +148,34 @@ class NgramReplay:
             request.known = min(len(request.text), request.known + 1)
 
     def _drafted(self) -> None:
-        """Insert all texts of the round, row by row, and only then draft."""
+        """Draft for every row of the round; an n-gram index reads all rows' texts first."""
+        matched = set[bool]()
+        drafts = self._by_grams() if self.suffixes is None else self._by_suffixes(self.suffixes)
+        for request, paths in zip(self._batch, drafts, strict=True):
+            matched.add(self.grams.matched if self.suffixes is None else len(paths) > 1)
+            if request.served.id in self._limits:
+                room = self._limits[request.served.id] - request.known
+                paths = [*takewhile(lambda path, room=room: len(path) < room, paths)]  # type: ignore[misc]  # a default
+            fits = next(length for length in range(len(request.ahead), -1, -1) if request.ahead[:length] in paths)
+            width = 0 if self.suffixes is None else len(paths)
+            found = Round(fits + 1, fits == len(request.ahead), width)
+            self.rounds.setdefault(request.served.id, []).append(found)
+        self.mixed += len(matched) == 2
+        self._batch = []
+
+    def _by_grams(self) -> Iterator[Collection[str]]:
         for request in self._batch:
             known = self._read.pop(request.served.id, 0)
             self.grams.show(request.text[: request.known], known)
             self._read[request.served.id] = request.known
             if len(self._read) > self._resolved["max_running_requests"]:
                 del self._read[next(iter(self._read))]
-        matched = set[bool]()
+        sizes = [self._resolved[size] for size in ("num_draft_tokens", "topk", "num_steps")]
         for request in self._batch:
-            paths = self.grams.draft(
-                request.text[: request.known],
-                self._resolved["num_draft_tokens"],
-                self._resolved["topk"],
-                self._resolved["num_steps"],
-            )
-            matched.add(self.grams.matched)
-            if request.served.id in self._limits:
-                room = self._limits[request.served.id] - request.known
-                paths = dict.fromkeys(takewhile(lambda path, room=room: len(path) < room, paths)).keys()  # type: ignore[misc]  # a default
-            fits = next(length for length in range(len(request.ahead), -1, -1) if request.ahead[:length] in paths)
-            found = Round(fits + 1, fits == len(request.ahead))
-            self.rounds.setdefault(request.served.id, []).append(found)
-        self.mixed += len(matched) == 2
-        self._batch = []
+            yield self.grams.draft(request.text[: request.known], *sizes)
+
+    def _by_suffixes(self, suffixes: Suffixes) -> Iterator[Collection[str]]:
+        for request in self._batch:
+            served, text = request.served, request.text[: request.known]
+            draft = suffixes.draft(served.id, text, served.prompt, self._resolved["num_steps"])
+            yield [draft[:length] for length in range(len(draft) + 1)]

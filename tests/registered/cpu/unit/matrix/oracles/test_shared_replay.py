@@ -6,7 +6,7 @@ import pytest
 
 from specmatrix.engine.core.draft.ngram_index import NgramOptions
 from specmatrix.matrix.cells.start_settings import CORPUS
-from specmatrix.matrix.oracles.ngram_replay import NgramReplay, ReplayError, Round, corpus
+from specmatrix.matrix.oracles.shared_replay import SharedReplay, ReplayError, Round, corpus
 from specmatrix.matrix.subjects.protocol import Served
 
 SHAPE = {"page_size": 1, "num_draft_tokens": 4, "topk": 2, "num_steps": 3, "max_running_requests": 2}
@@ -18,7 +18,7 @@ def served(rid, text, prompt, account=0, retractions=0):
 
 
 def rounds(requests, journal):
-    replay = NgramReplay(RESOLVED, requests)
+    replay = SharedReplay(RESOLVED, requests)
     replay.walk(journal)
     return replay.rounds
 
@@ -77,7 +77,7 @@ def test_a_text_that_was_dropped_is_read_from_its_first_token():
     journal = read(1, 5) + step({1: 1}) + read(2, 1) + step({2: 1}) + step({1: 1})
     texts = []
     for rows in (1, 2):
-        replay = NgramReplay({**RESOLVED, "max_running_requests": rows}, requests)
+        replay = SharedReplay({**RESOLVED, "max_running_requests": rows}, requests)
         replay.walk(journal)
         texts.append(list(replay.grams.followers["a"]))
     assert texts == [["d", "b", "z"], ["b", "z", "d"]]
@@ -105,6 +105,6 @@ def test_the_zoos_corpus_is_used_where_the_start_requests_it():
     text = "?" + document[5:9] + document[9:12]
     options = asdict(NgramOptions(max_bfs_breadth=2, external_corpus_path=CORPUS, external_sam_budget=3))
     for resolved, length in ((RESOLVED, 1), ({**RESOLVED, "ngram": options}, 4)):
-        replay = NgramReplay(resolved, [served(1, text, 4)])
+        replay = SharedReplay(resolved, [served(1, text, 4)])
         replay.walk(read(1, 4) + step({1: length}))
         assert replay.rounds[1][0].length == length

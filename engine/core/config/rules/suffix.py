@@ -1,0 +1,62 @@
+"""Configuration rules for suffix decoding, and the options derived from them (flags: vLLM's)."""
+
+from typing import Final
+
+from specmatrix.engine.core.config.asked import UNASKED, Reason
+from specmatrix.engine.core.config.context import Rule, RuleContext, bounded
+from specmatrix.engine.core.config.rules.ngram import MAX_CAPACITY
+from specmatrix.engine.core.draft.suffix_tree import SuffixOptions
+
+RAGGED: Final = "speculative_ragged_verify"
+PREFIX: Final = "speculative_suffix_"
+FLAGS: Final = tuple(name for name in UNASKED if name.startswith(PREFIX))
+# A draft has one node more than the tree's deepest path has tokens behind its first; see MAX_DRAFT_TOKENS.
+MAX_DEPTH: Final = 256
+MAX_RATE: Final = 256.0
+
+
+def suffix_options(s: RuleContext) -> SuffixOptions | None:
+    """The options of suffix decoding; None for any other drafter."""
+    if not s.traits.suffix_trees:
+        return None
+    return SuffixOptions(**{name.removeprefix(PREFIX): getattr(s.asked, name) for name in FLAGS})
+
+
+def suffix_reasons(s: RuleContext) -> tuple[Reason, ...]:
+    """Why rows verify fewer drafts than the widest, without having been asked to."""
+    if not s.traits.suffix_trees or s.asked.speculative_ragged_verify:
+        return ()
+    return (Reason(RAGGED, True, "suffix decoding verifies only the tokens that it drafts"),)
+
+
+def _explicit(s: RuleContext) -> list[str]:
+    return [name for name in FLAGS if getattr(s.asked, name) != UNASKED[name]]
+
+
+def _between(name: str, low: float, high: float, why: str) -> Rule:
+    """Refuses a number outside its range."""
+    field = PREFIX + name
+    return Rule(
+        f"suffix-{name.replace('_', '-')}-range",
+        why,
+        lambda s: not low <= getattr(s.asked, field) <= high,
+        lambda s: f"{field} must be between {low:g} and {high:g}, got {getattr(s.asked, field):g}: {why}",
+    )
+
+
+SUFFIX_RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        "suffix-unread",
+        "only suffix decoding has suffix trees",
+        lambda s: not s.traits.suffix_trees and bool(_explicit(s)),
+        lambda s: (
+            f"{_explicit(s)[0]} {getattr(s.asked, _explicit(s)[0])} has no effect with speculative_algorithm "
+            f"{s.traits.name}; remove it or use SUFFIX"
+        ),
+    ),
+    bounded(f"{PREFIX}max_tree_depth", 2, MAX_DEPTH, "a path holds at least a matching token and its successor"),
+    bounded(f"{PREFIX}max_cached_requests", 0, MAX_CAPACITY, "0 keeps no outputs of other requests"),
+    _between("max_spec_factor", 0, MAX_RATE, "drafts per matching token"),
+    _between("max_spec_offset", -MAX_RATE, MAX_RATE, "drafts besides those that the match allows"),
+    _between("min_token_prob", 0, 1, "a draft's probability"),
+)
