@@ -22,7 +22,7 @@ from specmatrix.matrix.gates.same_texts import NUMBER, rounds_of
 from specmatrix.matrix.gates.session_baseline import has_session_baseline, mismatching_turns
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.naive_rounds import NaiveCheck, Sure, naive_check
-from specmatrix.matrix.oracles.shared_replay import SharedReplay, ReplayError, Round
+from specmatrix.matrix.oracles.shared_replay import ReplayError, Round, SharedReplay
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.stored_oracle import Combination, Oracle, oracle_index, oracle_of, rewriting
@@ -119,7 +119,8 @@ class AcceptanceGate:
     subject that reports only a histogram of accepted drafts gives no order of rounds, so texts longer than the oracle's
     are left out.
 
-    exact: also compare round by round, and those of a shared drafter with a journal replay; only the reference engine allows it.
+    exact: also compare round by round, and those of a shared drafter with a journal replay; only the reference engine
+    allows it.
     """
 
     name: str = "acceptance"

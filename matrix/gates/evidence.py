@@ -82,8 +82,9 @@ def _adapts(cell: Cell, run: Run) -> bool:
 
 
 def _trained(cell: Cell, run: Run) -> bool:
-    """All drafters but a user's and those of earlier texts, whose proposals may all be wrong in a text without repetition; a single
-    request without further turns that is aborted early may have had four rounds without an accepted draft."""
+    """All drafters but a user's and those of earlier texts, whose proposals may all be wrong in a text without
+    repetition; a single request without further turns that is aborted early may have had four rounds without an
+    accepted draft."""
     aborted = (cell.abort, cell.batch, cell.session) == ("running", "single", "none")
     return _drafts(cell, run) and not cell.shares and cell.own_traits is None and not aborted
 

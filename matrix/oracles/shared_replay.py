@@ -1,7 +1,8 @@
 """Replays the verify rounds of a drafter that all requests share, from the journal and the answers.
 
-All requests of an engine share one n-gram index, or one suffix tree of their outputs, so what a round accepts depends on all rounds before it, including earlier
-workloads. The journal gives the order of rounds, the answers give the tokens; nothing else comes from the engine.
+All requests of an engine share one n-gram index, or one suffix tree of their outputs, so what a round accepts depends
+on all rounds before it, including earlier workloads. The journal gives the order of rounds, the answers give the
+tokens; nothing else comes from the engine.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class SharedReplay:
     """Replays a journal for the served requests; `rounds`: request id to the expected rounds; `mixed`: rounds in which
     some requests have drafts and others have none.
 
-    resolved: the running configuration, with the drafter's options under `ngram` or `suffix`. limits: request id to the most tokens of
-    its prompt and output, if a draft ends before its first node that they have no room for.
+    resolved: the running configuration, with the drafter's options under `ngram` or `suffix`. limits: request id to the
+    most tokens of its prompt and output, if a draft ends before its first node that they have no room for.
     """
 
     def __init__(

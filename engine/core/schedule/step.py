@@ -19,8 +19,8 @@ class PlanRow(NamedTuple):
     At most `width` positions are written after everything in flight. `bound` is the host's upper bound on the KV length
     after the step; the true length is in the relay. For a prefill chunk `start` is exact, `tokens` are its tokens and
     `following` is the prompt token after it (None: the chunk is the last, and the sampled token follows). For a verify
-    round `tokens` are all the row's tokens, the first `prompt` its prompt's, if the drafter reads them on the host, else
-    empty.
+    round `tokens` are all the row's tokens if the drafter reads them on the host, else empty; the first `prompt` ones
+    are its prompt.
     """
 
     rid: int

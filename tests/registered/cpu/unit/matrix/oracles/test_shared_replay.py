@@ -6,7 +6,7 @@ import pytest
 
 from specmatrix.engine.core.draft.ngram_index import NgramOptions
 from specmatrix.matrix.cells.start_settings import CORPUS
-from specmatrix.matrix.oracles.shared_replay import SharedReplay, ReplayError, Round, corpus
+from specmatrix.matrix.oracles.shared_replay import ReplayError, Round, SharedReplay, corpus
 from specmatrix.matrix.subjects.protocol import Served
 
 SHAPE = {"page_size": 1, "num_draft_tokens": 4, "topk": 2, "num_steps": 3, "max_running_requests": 2}
