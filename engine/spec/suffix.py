@@ -44,6 +44,6 @@ class SuffixDrafter:
         width, device = batch.width, batch.root.device
         # The whole draft decides which of several is best, so that a row's drafts do not depend on the others' room.
         drafts = [self.cache.draft(*known, self.steps)[: width - 1] for known in batch.known]
-        padded = [token for draft in drafts for token in (*draft, *[0] * (width - 1 - len(draft)))]
-        tokens = torch.cat((batch.root, integers(padded, device).view(len(drafts), width - 1)), 1)
+        padded = [token for draft in drafts for token in (0, *draft, *[0] * (width - 1 - len(draft)))]
+        tokens = torch.cat((batch.root, integers(padded, device).view(len(drafts), width)[:, 1:]), 1)
         return shared_chain(tokens, None, integers([1 + len(draft) for draft in drafts], device))

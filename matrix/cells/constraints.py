@@ -146,7 +146,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     _lifted("nothing-bundled", "algorithm", "model"),
     _lifted("window-uncached", "model", "prefix_cache"),
     _lifted("interval-of-no-state", "model", "state_interval"),
-    _lifted("interval-of-whole-pages", "page_size", "state_interval"),
+    _lifted("interval-of-whole-pages", "model", "page_size", "state_interval"),
     _lifted("uneven-ranks", "model", "tp", "prefix_cache"),
     Constraint(
         "no-draft-trained",

@@ -43,6 +43,7 @@ UNMASKED: Final = (
     "SGLang's xgrammar masks need a GPU: on a CPU such a request ends the server (sglang#35356); allowed: "
     "--grammar-backend llguidance"
 )
+SUFFIX: Final = "SGLang has no suffix decoding"
 SIZED: Final = ("standalone", "eagle", "eagle3", "nextn")
 PAIRED: Final = ("lossless", "accuracy")
 # Fields of a request that another value than the default makes unsupported.
@@ -147,6 +148,8 @@ class SglangSubject(Subject):
                     reason = reason or UNMASKED
             elif self.endpoint.baseline_url is None:
                 reason = NO_BASELINE
+        elif cell.algorithm == "suffix":
+            reason = SUFFIX
         elif (cell.adaptive, cell.acceptance, cell.verify) != ("off", "match", "whole"):
             reason = reason or (OTHERS if cell.adaptive != "off" else RULE if cell.acceptance != "match" else LENGTHS)
         if reason:

@@ -18,7 +18,7 @@ LIMITED = {
     "adaptive steps": lambda traits: traits.adaptive,
     "shortened rows": lambda traits: traits.drafts,
     "confident rows": lambda traits: traits.confident,
-    "rejection sampling": lambda traits: traits.drafts and not traits.irregular,
+    "rejection sampling": lambda traits: traits.drafts and traits.rounds == "own",
 }
 MODE_AXES = ("session", "adaptive", "acceptance", "verify", "spec_version", "tp")
 

@@ -5,12 +5,13 @@ from dataclasses import asdict
 import pytest
 
 from specmatrix.engine.core.draft.ngram_index import NgramOptions
+from specmatrix.engine.core.draft.suffix_tree import SuffixOptions
 from specmatrix.matrix.cells.start_settings import CORPUS
 from specmatrix.matrix.oracles.shared_replay import ReplayError, Round, SharedReplay, corpus
 from specmatrix.matrix.subjects.protocol import Served
 
 SHAPE = {"page_size": 1, "num_draft_tokens": 4, "topk": 2, "num_steps": 3, "max_running_requests": 2}
-RESOLVED = {"ngram": asdict(NgramOptions(max_bfs_breadth=2)), **SHAPE}
+RESOLVED = {"ngram": asdict(NgramOptions(max_bfs_breadth=2)), "suffix": None, **SHAPE}
 
 
 def served(rid, text, prompt, account=0, retractions=0):
@@ -40,7 +41,16 @@ def test_a_round_accepts_the_repeated_text_and_a_bonus_token():
     }
     found = rounds([served(1, "ababab", 3)], read(1, 3) + step({1: 4}))
     assert found == {1: [Round(3, True)]}
-    assert [found[1][0].allows(n) for n in (2, 3, 4)] == [False, True, True]
+    assert [found[1][0].allows(n, 4) for n in (2, 3, 4)] == [False, True, True]
+
+
+def test_rows_of_suffix_decoding_draft_one_after_the_other_and_as_many_as_are_likely():
+    suffix = asdict(SuffixOptions(max_tree_depth=4))
+    replay = SharedReplay({**SHAPE, "ngram": None, "suffix": suffix}, [served(1, "xabab1", 4), served(2, "zb1b1", 2)])
+    replay.walk(read(1, 4) + read(2, 2) + step({1: 1, 2: 1}) + step({2: 2}))
+    # xabab drafts ab, where its answer ends by 1; zb1 has no match, and then zb1b drafts 1.
+    assert replay.rounds == {1: [Round(1, False, 3)], 2: [Round(1, False, 1), Round(2, True, 2)]} and replay.mixed == 1
+    assert [Round(2, False, 2).allows(2, width) for width in (1, 2, 3)] == [False, True, False]
 
 
 def test_all_texts_of_a_round_are_read_before_the_first_draft():

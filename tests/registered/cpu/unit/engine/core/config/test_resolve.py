@@ -27,7 +27,9 @@ HEAD = DraftFacts("LlamaForCausalLMEagle3", 512, 96, 128, 300, "t", (1, 2, 3))
 MODEL = DraftFacts("LlamaForCausalLM", 512, 64, None, None, "t")
 BLOCK = DraftFacts("DFlashDraftModel", 512, 64, block_size=12)
 NEXT = DraftFacts("DeepseekV3ForCausalLM", 512, 128, prediction_layers=3)
-DRAFT_OF = {"NONE": None, "STANDALONE": MODEL, "EAGLE3": HEAD, "NGRAM": None, "DFLASH": BLOCK, "NEXTN": NEXT}
+DRAFT_OF = {"NONE": None, "STANDALONE": MODEL, "EAGLE3": HEAD, "NGRAM": None, "DFLASH": BLOCK, "NEXTN": NEXT} | {
+    "SUFFIX": None
+}
 SLOTS = {None: DEFAULT_SLOTS, '{"4": {"candidate_steps": [1, 3]}}': (AdaptiveSlot(4, (1, 3)),)}
 ANY = st.integers(-(2**70), 2**70)
 # Legal values that rules refuse or rewrite.
@@ -101,6 +103,8 @@ def runnable(draw: st.DrawFn) -> tuple[EngineConfig, Facts]:
     children = 1 if topk == AUTO else topk
     widest = tree_pool(steps, topk) + 1 if children > 1 and algorithm != "DFLASH" else 11
     width = draw(auto(st.integers(2, widest))) if steps != AUTO else AUTO
+    if algorithm == "SUFFIX" and steps != AUTO:
+        topk, width = 1, steps + 1
     disabled = draw(st.booleans())
     adaptive = steps in (AUTO, 1, 3) and algorithm.startswith("EAGLE") and children == 1 and draw(st.booleans())
     layered = algorithm == "NEXTN" and steps in (AUTO, 1, 2, 3) and children == 1
@@ -161,10 +165,11 @@ def test_explicit_values_are_kept_or_rewritten_and_automatic_ones_have_a_reason(
     resolved = resolve(config, facts)
     rewrites = {rewrite.field: rewrite for rewrite in resolved.rewrites}
     reasons = {reason.field: reason for reason in resolved.reasons}
-    grams = {"speculative_ngram_" + name: value for name, value in (resolved.as_dict()["ngram"] or {}).items()}
+    groups = [(kind, resolved.as_dict()[kind] or {}) for kind in ("ngram", "suffix")]
+    grams = {f"speculative_{kind}_{name}": value for kind, group in groups for name, value in group.items()}
     for field in fields(config):
         asked = getattr(config, field.name)
-        if field.name.startswith("speculative_ngram_"):
+        if field.name.startswith(("speculative_ngram_", "speculative_suffix_")):
             assert field.name not in grams or grams[field.name] == (
                 reasons.pop(field.name).value if asked == AUTO else asked
             )
@@ -172,6 +177,9 @@ def test_explicit_values_are_kept_or_rewritten_and_automatic_ones_have_a_reason(
         name = RESOLVED_NAME.get(field.name, field.name)
         if name == "enable_multi_layer_eagle" and config.speculative_algorithm != "NEXTN":
             assert not resolved.enable_multi_layer_eagle
+        elif name == "speculative_ragged_verify" and not asked:
+            assert resolved.speculative_ragged_verify is (config.speculative_algorithm == "SUFFIX")
+            assert (reasons.pop(name, None) is not None) is resolved.speculative_ragged_verify
         elif asked == AUTO:
             assert reasons.pop(field.name).value == getattr(resolved, name)
         elif name == "disable_radix_cache" and name in rewrites:

@@ -21,12 +21,12 @@ HEADS = {"EAGLE", "EAGLE3", "NEXTN"}
 @pytest.mark.parametrize(
     ("trait", "named"),
     [
-        ("drafts", {*HEADS, "STANDALONE", "NGRAM", "DFLASH"}),
+        ("drafts", {*HEADS, "STANDALONE", "NGRAM", "SUFFIX", "DFLASH"}),
         ("max_lag", {*HEADS, "STANDALONE", "NONE", "DFLASH"}),
         # DFLASH's slot p holds what position p says, so its pages are keyed by their own tokens.
         ("key_span", {*HEADS, "STANDALONE"}),
         ("needs_hidden", {*HEADS, "DFLASH"}),
-        ("reads_host", {"NGRAM"}),
+        ("reads_host", {"NGRAM", "SUFFIX"}),
         ("irregular", {"NGRAM"}),
         ("adaptive", HEADS),
         ("block", {"DFLASH"}),

@@ -3,11 +3,16 @@ import pytest
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.config.rules.ngram import NGRAM_RULES, TOPK_IS_BREADTH
+from specmatrix.engine.core.config.rules.suffix import SUFFIX_RULES
 from tests.support.start_configs import broken, eagle3, facts, refusal
 
 
 def ngram(**asked: object) -> EngineConfig:
     return EngineConfig("m", "NGRAM", **{f"speculative_ngram_{name}": value for name, value in asked.items()})
+
+
+def suffix(**asked: object) -> EngineConfig:
+    return EngineConfig("m", "SUFFIX", **{f"speculative_suffix_{name}": value for name, value in asked.items()})
 
 
 REFUSED = [
@@ -25,6 +30,12 @@ REFUSED = [
     ("ngram-tree-too-wide", EngineConfig("m", "NGRAM", None, 2, 3, 14), "speculative_num_draft_tokens 14 is"),
     ("ngram-corpus-unused", ngram(external_corpus_path="c"), "speculative_ngram_external_corpus_path c needs"),
     ("ngram-budget-unused", ngram(external_sam_budget=3), "speculative_ngram_external_sam_budget 3 needs"),
+    ("suffix-unread", eagle3(speculative_suffix_max_tree_depth=9), "speculative_suffix_max_tree_depth 9 has no"),
+    ("suffix-max-tree-depth-range", suffix(max_tree_depth=1), "speculative_suffix_max_tree_depth must be between 2"),
+    ("suffix-max-cached-requests-range", suffix(max_cached_requests=-1), "speculative_suffix_max_cached_requests must"),
+    ("suffix-max-spec-factor-range", suffix(max_spec_factor=float("inf")), "speculative_suffix_max_spec_factor must"),
+    ("suffix-max-spec-offset-range", suffix(max_spec_offset=-300), "speculative_suffix_max_spec_offset must be"),
+    ("suffix-min-token-prob-range", suffix(min_token_prob=1.5), "speculative_suffix_min_token_prob must be between 0"),
     (
         "ngram-budget-too-wide",
         ngram(external_sam_budget=12, external_corpus_path="c"),
@@ -40,7 +51,7 @@ def test_refused_in_one_sentence_by_one_rule_alone(rule, config, sentence):
 
 
 def test_every_refusing_rule_has_a_case():
-    assert {case[0] for case in REFUSED} == {rule.name for rule in NGRAM_RULES}
+    assert {case[0] for case in REFUSED} == {rule.name for rule in (*NGRAM_RULES, *SUFFIX_RULES)}
 
 
 def test_a_different_topk_yields_to_the_breadth():

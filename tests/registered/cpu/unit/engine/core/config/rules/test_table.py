@@ -8,6 +8,7 @@ from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.config.rules.devices import SPLITTING
 from specmatrix.engine.core.config.rules.draft import PAIRING
 from specmatrix.engine.core.config.rules.ngram import NGRAM_RULES, TOPK_IS_BREADTH
+from specmatrix.engine.core.config.rules.suffix import SUFFIX_RULES
 from specmatrix.engine.core.config.rules.table import CAPACITY, INTERVAL, RULES
 from specmatrix.engine.core.draft.algorithms import Topology, Traits
 from specmatrix.errors import ConfigError
@@ -193,7 +194,8 @@ def test_a_wrong_file_is_refused_even_where_the_depth_would_stay_static():
 def test_every_rule_has_a_case():
     """The rules of drafts, n-grams and ranks are tested in their own files."""
     tried = {case[0] for case in (*REFUSED, *REWRITTEN)}
-    assert tried == {rule.name for rule in RULES if rule not in (*PAIRING, *NGRAM_RULES, TOPK_IS_BREADTH, *SPLITTING)}
+    elsewhere = (*PAIRING, *NGRAM_RULES, TOPK_IS_BREADTH, *SUFFIX_RULES, *SPLITTING)
+    assert tried == {rule.name for rule in RULES if rule not in elsewhere}
 
 
 def test_names_are_unique_and_rewrites_name_their_value():
