@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import sys
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
-from specmatrix import HOME
 from specmatrix.ci.local import LIMIT_SECONDS, ShardJob, run_plan
 from specmatrix.ci.planner import Host, plan
 from specmatrix.ci.run_options import RunOptions
@@ -36,7 +33,7 @@ from specmatrix.matrix.run.waivers import file_option
 from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.reports.render.progress import counting
-from specmatrix.reports.schema import REFERENCE, CellResult, WaiverRule, is_red
+from specmatrix.reports.schema import CellResult, WaiverRule, is_red
 from specmatrix.reports.wording import shorten
 from specmatrix.user_file import named_files
 
@@ -46,8 +43,6 @@ if TYPE_CHECKING:
 # Characters shown of each worker's cell id in the progress bar.
 SHOWN: Final = 32
 NO_SECONDS: Final[Mapping[str, float]] = MappingProxyType({})
-COMPILING: Final = "compiling CPU kernels, once"
-STARTING: Final = "the first engine starts"
 # A run of one shard; the merged report of several compares their rounds again.
 WHOLE: Final = "1/1"
 
@@ -77,10 +72,16 @@ class CellRuns:
             hosts, execute = self.cluster.hosts, self.cluster.run_plan
         work = plan(cells, self.durations, hosts, tier.gpus, ranks=stored_ranks())
         texts = SameTexts()  # of all workers
-        with _counted(runs, cells, work.seconds) as (show, count):
+        red, today = 0, datetime.now(UTC).date().isoformat()
+        with counting(len(cells), self.noun) as update:
+
+            def show(current: list[str]) -> None:
+                update(" · ".join(shorten(at, SHOWN) for at in current), 0, red)
+
             for record in execute(work, runs.job, show):
                 record = texts.judged(record, last=self.job.options.shard == WHOLE)
-                count(record)
+                red += is_red(record, today)
+                update(None, 1, red)
                 yield runs.with_command(record)
 
     def explained(self, which: Explain) -> CellRuns:
@@ -105,43 +106,6 @@ class CellRuns:
         given += [file_option(asked.waivers)] if asked.waivers else []
         again = repro(record.id, asked.tier, asked.seed, asked.subject, asked.fault or "", " ".join(given))
         return replace(record, repro=again)
-
-
-def compiles_kernels(root: Path) -> bool:
-    """Whether the packages at `root` have no compiled CPU kernels yet for this Python: numba keeps them beside their
-    source if it can."""
-    source = root / "kernels" / "decoder_layer" / "compiled.py"
-    compiled = (source.parent / "__pycache__").glob(f"compiled.*.py{sys.version_info[0]}{sys.version_info[1]}.nbi")
-    changed = source.stat().st_mtime
-    return os.access(source.parent, os.W_OK) and all(index.stat().st_mtime < changed for index in compiled)
-
-
-@contextmanager
-def _counted(
-    runs: CellRuns, cells: Sequence[Cell], planned: float
-) -> Iterator[tuple[Callable[[list[str]], None], Callable[[CellResult], None]]]:
-    """Yield two callbacks of a progress bar: one shows the workers' cells, one counts a record. planned: total seconds
-    with these workers. Durations exclude the timing of cells."""
-    red, today = 0, datetime.now(UTC).date().isoformat()
-    timed, ours = runs.job.options.stage == TIMED, runs.job.options.subject == REFERENCE
-    # A cell's own estimate is the reference engine's.
-    known = not timed and (ours or all(cell.id in runs.durations for cell in cells))
-    expected: dict[Hashable, float] = (
-        {cell.id: runs.durations.get(cell.id, cell.seconds) for cell in cells} if known else {}
-    )
-    here = runs.cluster is None and ours and runs.job.options.tier == "cpu"
-    first = COMPILING if here and compiles_kernels(runs.job.tree or HOME) else "" if ours else STARTING
-    with counting(len(cells), runs.noun, expected=expected, planned=planned, first=first) as update:
-
-        def show(workers: list[str]) -> None:
-            update(" · ".join(shorten(at, SHOWN) for at in workers), 0, red)
-
-        def count(record: CellResult) -> None:
-            nonlocal red
-            red += is_red(record, today)
-            update(None, 1, red, record.id)
-
-        yield show, count
 
 
 @contextmanager

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 from time import monotonic
-from types import MappingProxyType
 from typing import Final, TypeVar
 
 from rich.markup import escape
@@ -21,47 +20,6 @@ from specmatrix.reports.wording import count, duration
 
 T = TypeVar("T")
 LINE_SECONDS: Final = 30.0
-# Weight of the expected durations against the observed pace, in seconds, so that the first items do not dominate.
-TRUST_SECONDS: Final = 20.0
-NO_SECONDS: Final[Mapping[Hashable, float]] = MappingProxyType({})
-
-
-class Remaining:
-    """Estimated seconds left: the remaining expected durations, scaled by the observed pace. Between completed items it
-    never rises.
-
-    expected: seconds of each item; all equal if not given. planned: seconds of the whole run with parallel workers.
-    """
-
-    def __init__(self, total: int, expected: Mapping[Hashable, float], planned: float) -> None:
-        self._total, self._done = total, 0
-        self._left = dict(expected)
-        self._longest = sorted(self._left, key=self._left.__getitem__)
-        self._work = self._open = sum(self._left.values())
-        self._speed = self._work / planned if planned > 0 else 1.0
-        self._end = planned if self._left else float("nan")
-
-    def ended(self, item: Hashable, number: int, after: float) -> None:
-        """`number` items have completed, the last one `item`, `after` seconds from the start."""
-        self._done += number
-        if not self._work:
-            self._end = after + after / self._done * (self._total - self._done)
-            return
-        self._open -= self._left.pop(item, 0.0)
-        while self._longest and self._longest[-1] not in self._left:
-            self._longest.pop()
-        longest = self._left[self._longest[-1]] if self._longest else 0.0
-        pace = (after + TRUST_SECONDS) / ((self._work - self._open) / self._speed + TRUST_SECONDS)
-        self._end = after + pace * max(self._open / self._speed, longest)
-
-    def text(self, after: float) -> str:
-        """As text; "" if unknown or if nothing is left."""
-        rest = self._end - after
-        if self._done >= self._total or rest != rest:
-            return ""
-        if rest < 0:
-            return "longer than estimated"
-        return "under 10 s left" if rest < 10 else f"about {duration(rest)} left"
 
 
 @contextmanager
@@ -95,19 +53,11 @@ def _update(text: str, ended: Event) -> None:
 
 
 class Counter:
-    """Shows completed and red items of `total`, and the time left: a bar on a terminal, elsewhere a line every
-    LINE_SECONDS by `clock`. noun: an item's name, in the singular.
+    """Shows completed and red items of `total`, and the time left at the pace so far: a bar on a terminal, elsewhere a
+    line every LINE_SECONDS by `clock`. noun: an item's name, in the singular.
     """
 
-    def __init__(
-        self,
-        progress: Progress,
-        total: int,
-        noun: str,
-        clock: Callable[[], float],
-        remaining: Remaining,
-        first: str = "",
-    ) -> None:
+    def __init__(self, progress: Progress, total: int, noun: str, clock: Callable[[], float]) -> None:
         self._progress = progress
         self._task = progress.add_task("", total=total, red="", left="")
         self._clock = clock
@@ -115,21 +65,16 @@ class Counter:
         self._total = total
         self._noun = noun
         self._done = 0
-        self._remaining = remaining
-        self._first = first
+        self._end = 0.0
 
-    def __call__(
-        self, text: str | None, advance: int = 1, red: int | None = None, item: Hashable | None = None
-    ) -> None:
-        """Advance the count and show a text (rich markup; None keeps the last one). red: red items so far. item: the
-        one that completed.
-        """
+    def __call__(self, text: str | None, advance: int = 1, red: int | None = None) -> None:
+        """Advance the count and show a text (rich markup; None keeps the last one). red: red items so far."""
         self._done += advance
         now = self._clock()
         after = now - self._began
         if advance:
-            self._remaining.ended(item, advance, after)
-        left = self._remaining.text(after) if self._done or not self._first else self._first
+            self._end = after / self._done * self._total
+        left = self._left(self._end - after) if 0 < self._done < self._total else ""
         reds = "" if red is None else f"{red:,} red"
         bold = f"[red]{reds}[/red]" if red else ""
         self._progress.update(self._task, description=text, advance=advance, red=bold, left=left)
@@ -137,6 +82,10 @@ class Counter:
             self._last = now
             done = f"{self._done:,} of {count(self._total, self._noun)}"
             _print(", ".join(filter(None, (done, reds, f"after {duration(after)}", left))))
+
+    @staticmethod
+    def _left(seconds: float) -> str:
+        return "under 10 s left" if seconds < 10 else f"about {duration(seconds)} left"
 
 
 def _print(line: str) -> None:
@@ -149,21 +98,13 @@ def _print(line: str) -> None:
 
 
 @contextmanager
-def counting(
-    total: int,
-    noun: str,
-    clock: Callable[[], float] = monotonic,
-    expected: Mapping[Hashable, float] = NO_SECONDS,
-    planned: float = 0.0,
-    first: str = "",
-) -> Iterator[Counter]:
-    """A Counter of `total` items. expected, planned: as for `Remaining`. first: what delays the first item, shown until
-    it completes in place of the time left."""
+def counting(total: int, noun: str, clock: Callable[[], float] = monotonic) -> Iterator[Counter]:
+    """A Counter of `total` items."""
     # Long texts are truncated, so that the bar stays on one line.
     text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
     red, left = TextColumn("{task.fields[red]}"), TextColumn("{task.fields[left]}")
     with _progress(SpinnerColumn(), BarColumn(20), MofNCompleteColumn(), red, Elapsed(), left, text) as progress:
-        yield Counter(progress, total, noun, clock, Remaining(total, expected, planned), first)
+        yield Counter(progress, total, noun, clock)
 
 
 def _progress(*columns: ProgressColumn) -> Progress:

@@ -8,7 +8,6 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from math import inf, nan
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -211,8 +210,7 @@ class ReplayEngine(RunningEngine):
         self.last = 0  # the bonus token of the round before, of whichever request
 
     def readback(self) -> Mapping[str, Any]:
-        other = {"depth": 9} if self.fault == "rewrite" else {}
-        return {**self.command.flags, **other} if self.fault != "unread" else {"drafter": self.command.flags["drafter"]}
+        return {**self.command.flags, **({"depth": 9} if self.fault == "rewrite" else {})}
 
     def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
         if self.fault.endswith("crash"):
@@ -238,20 +236,12 @@ class ReplayEngine(RunningEngine):
             ask.id, "", ask.fields["tokens"], stop=tuple(ask.fields["stop"]),
             stop_token_ids=tuple(ask.fields["stop_ids"]), ignore_eos=ask.fields["endless"],
         )  # fmt: skip
-        drafted = self.command.flags["drafter"] != "none" and self.fault != "no rounds"
+        drafted = self.command.flags["drafter"] != "none"
         found = self._decoded(ask, spec, ids, rounds if drafted else ())
         if not drafted:
             found = replace(found, accept_lengths=())
         if self.fault == "refusal":
             return replace(found, finish="refused", output_ids=(), accept_lengths=(), refusal="too busy")
-        if self.fault == "prompt overflow":
-            return replace(found, prompt_logprobs=(None, nan))
-        if self.fault == "further":
-            return replace(found, further=(found,))
-        if self.fault == "further overflow":
-            return replace(found, further=(replace(found, logprobs=(nan,)),))
-        if self.fault.endswith("overflow"):
-            return replace(found, logprobs=(-0.5, nan), top_logprobs=(((7, -0.5), (8, -inf)),))
         return found
 
     def _decoded(self, ask: SubjectRequest, spec: RequestSpec, ids: list[int], rounds: Sequence[int]) -> Answer:

@@ -1,15 +1,12 @@
 """The local executor runs every cell once, whatever happens to its worker."""
 
 import json
-import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
 from io import StringIO
-from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Event, Thread, get_ident
 from typing import NoReturn
@@ -17,7 +14,7 @@ from typing import NoReturn
 import pytest
 
 from specmatrix.child_process import ChildProcess
-from specmatrix.ci import cell_runs, local
+from specmatrix.ci import local
 from specmatrix.ci import run as command
 from specmatrix.ci.local import ShardJob, Worker, run_plan, visible
 from specmatrix.ci.planner import Host, plan
@@ -26,7 +23,6 @@ from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.provenance import run_header
-from specmatrix.reports.render import progress
 from specmatrix.reports.schema import CellResult, ReportError
 from specmatrix.reports.store import ReportWriter, load
 from specmatrix.stopping import Stopped, stoppable
@@ -143,13 +139,6 @@ def test_a_worker_that_falls_silent_costs_its_current_cell(scripted, monkeypatch
 
     lost = ("INFRA", "the cell has no result: its worker was silent for more than 180 s")
     assert scripted(scripted_workers.falls_silent, wait_long) == [lost, *[PASSED] * (len(CELLS) - 1)]
-
-
-def test_progress_is_shown_while_workers_are_silent(scripted, monkeypatch):
-    waits: list[float] = []
-    monkeypatch.setattr(local, "wait", lambda on, seconds: (waits.append(seconds), wait(on, seconds))[1])
-    assert scripted(scripted_workers.passes) == [PASSED] * len(CELLS)
-    assert max(waits) == local.TICK_SECONDS
 
 
 @pytest.mark.parametrize("receiver", ["main thread", "another thread"])
@@ -303,35 +292,6 @@ def test_a_run_that_is_stopped_while_it_looks_for_causes_keeps_its_report(monkey
     said = f"interrupted after {tmp_path / 'report.jsonl'} was written; its summary and pages were not\n"
     assert capsys.readouterr() == ("", said)
     assert len(load(tmp_path)) == 2
-
-
-def test_without_a_terminal_lines_show_the_progress_of_a_run(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(local, "work", scripted_workers.never_starts)
-    monkeypatch.setenv(STARTS, str(tmp_path))
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0)
-    monkeypatch.setattr(cell_runs, "compiles_kernels", lambda root: False)
-    words = ["run", "--stage", "smoke", "--cells", "batch=pair", "--workers", "1", "--out", str(tmp_path), "--json"]
-    assert main(words) == 1
-    said = capsys.readouterr()
-    lines = said.err.splitlines()
-    count = json.loads(said.out)["red"]
-    assert count > 1
-    assert re.fullmatch(rf"0 of {count} cells, 0 red, after \d\.\d\d s, (under 10|about 1\d) s left", lines[0])
-    assert re.fullmatch(rf"{count} of {count} cells, {count} red, after \d\.\d\d s", lines[-1])
-
-
-def test_cpu_kernels_compile_once(tmp_path):
-    folder = tmp_path / "kernels" / "decoder_layer" / "__pycache__"
-    folder.mkdir(parents=True)
-    source = folder.parent / "compiled.py"
-    source.touch()
-    python = f"py{sys.version_info[0]}{sys.version_info[1]}"
-    for name, first in (("other.1.py300.nbi", True), (f"compiled.exp-9.{python}.nbi", False)):
-        (folder / name).touch()
-        assert cell_runs.compiles_kernels(tmp_path) is first
-    later = source.stat().st_mtime + 9
-    os.utime(source, (later, later))
-    assert cell_runs.compiles_kernels(tmp_path)
 
 
 def test_a_package_is_absent_only_where_it_was_not_imported_yet(monkeypatch):

@@ -18,14 +18,6 @@ def red_drafts(monkeypatch):
     monkeypatch.setattr(local, "work", fails_drafts)
 
 
-@pytest.mark.nightly
-def test_a_red_cell_shrinks_to_a_command(red_drafts, capsys):
-    assert main(["shrink", "eagle3.s3", "--workers", "1"]) == 0
-    *_, why, command = capsys.readouterr().out.rstrip().splitlines()
-    assert why == "standalone: config: wrong"
-    assert re.fullmatch(r"  .*specmatrix run --cells 'standalone' --tokens 1 --seed 0 --out .*", command)
-
-
 def test_an_interrupt_names_the_smallest_run_so_far(red_drafts, monkeypatch, capsys):
     def interrupted(best):
         assert best.takes(best.cell, best.only)

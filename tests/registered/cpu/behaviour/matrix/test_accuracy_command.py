@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from specmatrix import HOME
-from specmatrix.matrix.accuracy.record import markdown
 
 pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason="the extra `accuracy` is not installed")
 QUESTIONS = HOME / "matrix" / "zoo" / "data" / "test.jsonl"
@@ -60,37 +59,6 @@ def test_a_cell_equals_plain_decoding_on_the_zoos_questions(tmp_path):
     assert f"{100 * shown['tests'][0]['detectable_drop']:.2f} points | PASS |" in text
     assert "as soon as one is below 0.002; of equal engines' runs at most 0.01 are red. Detectable drop: the " in text
     assert "smallest true drop for which 80% of runs are red, with as many questions won as here." in text
-
-
-LOSING = """
-import json, sys
-from dataclasses import replace
-from pathlib import Path
-from specmatrix.matrix.accuracy import paired_run, task
-from specmatrix.matrix.accuracy.command import measure
-from specmatrix.matrix.accuracy.compared import of_cell
-task.offline()
-from specmatrix.matrix.accuracy.model import EngineModel
-answer, paired_run.BLOCK = EngineModel._run, 24
-
-def without_the_last_line(model, prompts, asked):
-    outputs = answer(model, prompts, asked)
-    plain = model.llm.resolved.algorithm == "NONE"
-    return outputs if plain else [replace(output, text=output.text.replace("####", "")) for output in outputs]
-
-EngineModel._run = without_the_last_line
-asking = paired_run.Asking("gsm8k", Path(sys.argv[1]), limit=60, max_new_tokens=160)
-print(json.dumps(measure(asking, asking.questions(), of_cell("standalone.s3"))))
-"""
-
-
-@pytest.mark.nightly
-def test_a_run_ends_as_soon_as_a_loss_is_certain():
-    done = subprocess.run([sys.executable, "-c", LOSING, str(QUESTIONS)], capture_output=True, text=True, check=True)
-    record = json.loads(done.stdout)
-    assert (record["state"], record["task"]["questions"], record["task"]["asked"]) == ("FAIL", 24, 60)
-    assert len(record["answers"]) == record["runs"]["baseline"]["questions"] == 24
-    assert markdown(record).splitlines()[2].startswith("The first 24 of 60 questions of ")
 
 
 @pytest.mark.nightly

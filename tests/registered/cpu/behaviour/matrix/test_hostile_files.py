@@ -69,35 +69,6 @@ def test_a_file_that_never_ends_is_refused(words, tmp_path: Path, capsys: pytest
     assert str(file) in sentence and "File too large" in sentence
 
 
-REPORTS = {
-    "deep": "its first line is not the header of a report of schema 4: Expected `object`, got `array`",
-    "digits": "its first line is not the header of a report of schema 4: Number out of range",
-    "latin": "its first line is not the header of a report of schema 4: Expected `object`, got `str`",
-}
-
-
-@pytest.mark.parametrize("kind", REPORTS)
-def test_a_report_is_named_with_what_is_wrong(kind, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    file = tmp_path / "report.jsonl"
-    file.write_bytes(TEXTS[kind][0])
-    assert refused(("compare", str(file), str(file)), capsys) == f"{file}: {REPORTS[kind]}"
-
-
-def test_a_report_with_a_byte_order_mark_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    file = tmp_path / "report.jsonl"
-    file.write_bytes(b"\xef\xbb\xbf{}\n")
-    sentence = refused(("compare", str(file), str(file)), capsys)
-    assert sentence.startswith(f"{file}: its first line is not the header of a report")
-
-
-def test_a_loop_of_links_is_no_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    file = tmp_path / "loop.jsonl"
-    file.symlink_to(file)
-    assert (
-        refused(("compare", str(file), str(file)), capsys) == f"cannot read {file}: Too many levels of symbolic links"
-    )
-
-
 @pytest.mark.parametrize(
     ("words", "name"),
     [

@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from safetensors.torch import load_file, save_file
 
-from specmatrix import HOME, __version__
+from specmatrix import HOME
 from tests.support.engines import CHECKPOINTS
 from tests.support.served import served
 
@@ -209,18 +209,6 @@ def test_a_red_cell_of_a_server_is_judged_without_extras(
         words = ("run", "--subject", subject, "--url", server.url, "--stage", "smoke", "--limit", "1", "--workers", "1")
         done = python(installed, "-m", "specmatrix", *words, host=bare)
     assert "0 passed, 1 failed" in done.stdout and "torch" not in done.stdout + done.stderr, done.stdout + done.stderr
-
-
-@pytest.mark.nightly
-def test_the_commit_of_a_foreign_repository_is_not_reported(installed: Path, python: Run, tmp_path: Path):
-    """An environment may lie in the checkout of another project."""
-    git = ("git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(tmp_path))
-    for words in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "theirs")):
-        subprocess.run([*git, *words], check=True)
-    shutil.copytree(installed, tmp_path / "site")
-    code = "from specmatrix.matrix.run.provenance import run_header; print(run_header('cpu', 'pr', 0, ()).commit)"
-    done = python(tmp_path / "site", "-c", code)
-    assert done.stdout == f"v{__version__}\n", done.stderr
 
 
 FOREIGN = {

@@ -62,22 +62,6 @@ def test_a_trial_ends_with_its_parent():
 
 
 @pytest.mark.nightly
-def test_without_a_fault_every_gate_is_green():
-    (verdict,) = (result := trial(None, [PAIR])).verdicts
-    assert result.died is None
-    assert verdict.error is None
-    assert {state for state, _ in verdict.gates.values()} == {"PASS"}
-
-
-@pytest.mark.nightly
-def test_a_silent_downgrade_is_seen_by_the_effective_gate_alone():
-    (fault,) = select(["v2-downgraded"])
-    (verdict,) = trial(fault.patch, [PAIR]).verdicts
-    assert [gate for gate, (state, _) in verdict.gates.items() if state != "PASS"] == ["effective"]
-    assert verdict.gates["effective"] == ("FAIL", "lag was resolved to 1, but the engine runs 0")
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "gate"), [("completion-text-stripped", "text"), ("metrics-withheld", "claimed_capabilities")]
 )

@@ -31,7 +31,6 @@ from specmatrix.matrix.subjects.http.sglang import SglangSubject
 from specmatrix.matrix.subjects.protocol import EngineCommand, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.workloads.prepared_cell import prepare
-from specmatrix.matrix.zoo.registry import CHECKPOINTS
 from specmatrix.reports.schema import CellResult
 from specmatrix.reports.store import load
 from tests.support.served import MODEL, TEMPLATE, RunningServer, served, templated
@@ -220,14 +219,6 @@ def test_no_cell_passes_that_the_server_does_not_have(name: str, server: Running
     assert alone.state == "PASS" and "lossless" not in {gate.name for gate in alone.gates}, alone
 
 
-def test_a_baseline_of_another_model_is_refused_by_its_path(server: RunningServer):
-    refused = pytest.raises(
-        ConfigError, match=r"^--baseline-url serves qwen3-mini; it must serve llama-mini, as --url does$"
-    )
-    with served(folder=CHECKPOINTS / "qwen3-mini", **PLAIN) as other, refused:
-        load_subject("sglang", Endpoint(server.url, other.url))
-
-
 def test_a_baseline_of_another_dtype_is_refused(server: RunningServer):
     refused = pytest.raises(ConfigError, match=r"^--baseline-url runs dtype bfloat16; allowed: float32$")
     with served(**PLAIN, dtype="bfloat16") as other, refused:
@@ -257,21 +248,6 @@ def test_chats_are_compared_with_the_baselines(tmp_path: Path):
             assert pair.state == state and text is not None and text.numbers["characters"] > 50, pair
             assert sampled.state == "UNSUPPORTED"
             assert [gate.name for gate in pair.gates] == ["claimed_capabilities", "text"]
-
-
-def test_openais_api_runs_only_cells_of_the_server(server: RunningServer, plain: RunningServer):
-    cells = ("eagle3.qwen3", "ngram.pair", "none.pair", "eagle3.temperature", "eagle3.p4")
-    reasons = [
-        "the server runs the model llama-mini, not qwen3-mini",
-        "the server runs speculative_algorithm EAGLE3, not NGRAM",
-        SPECULATES,
-        "no gate that applies to the subject compares the cell's answers",
-        "OpenAI's API does not say which page_size runs",
-    ]
-    found = run("openai", Endpoint(server.url), *cells)
-    assert [(one.state, one.error) for one in found] == [("UNSUPPORTED", reason) for reason in reasons]
-    alone, drafts = run("openai", Endpoint(plain.url), "none.pair", "eagle3.pair")
-    assert alone.state == "PASS" and drafts.error == "the server runs speculative_algorithm None, not EAGLE3"
 
 
 def served_as(

@@ -69,15 +69,3 @@ def test_the_repro_of_a_red_cell_names_the_server_but_not_its_key(
     last = seen.said[PAIR].splitlines()[-1]
     assert f"--subject sglang --cells {PAIR} --url {server.url} --seed 0" in " ".join(shlex.split(last)), last
     assert "identities: FAIL" in seen.said[PAIR] and "secret" not in seen.said[PAIR]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((), "subject 'sglang' is a server; give --url URL or --launch COMMAND"),
-        (("--specmatrix-api-key", "x"), "--api-key is for a server; give --url or --launch too"),
-    ],
-)
-def test_half_a_server_is_a_usage_error(words: tuple[str, ...], message: str, tmp_path: Path):
-    status, seen = session(tmp_path, "--specmatrix-subject", "sglang", *words)
-    assert status == pytest.ExitCode.INTERRUPTED and message in seen.said["collection"]

@@ -15,7 +15,6 @@ from specmatrix.matrix.run.record import lost
 from specmatrix.matrix.workloads.prepared_cell import prepare
 
 CELL = Cell.from_id("eagle3.s3.v1")
-KNOWN = {CELL.id: 7.0}
 
 
 def test_a_subject_without_a_baseline_has_no_speed(monkeypatch):
@@ -36,17 +35,6 @@ def test_more_starts_have_more_time():
         with cell_runs(RunOptions(stage=stage, starts=starts), 1) as runs:
             limits[stage, starts] = runs.job.limit
     assert list(limits.values()) == [LIMIT_SECONDS, 9 * LIMIT_SECONDS, 21 * LIMIT_SECONDS]
-
-
-@pytest.mark.parametrize(("name", "stage"), [("reference", "pr"), ("reference", "speed"), ("vllm", "pr")])
-def test_the_seconds_of_a_timed_cell_or_of_another_engine_are_not_known(monkeypatch, stage, name):
-    seen = []
-    counting = module.counting
-    monkeypatch.setattr(module, "run_plan", lambda work, job, show: [lost(prepare(CELL), "none")])
-    monkeypatch.setattr(module, "counting", lambda *a, **k: (seen.append(k["expected"]), counting(*a, **k))[1])
-    with cell_runs(RunOptions(stage=stage, subject=name), 1, durations={} if name == "vllm" else KNOWN) as runs:
-        assert len(list(runs([CELL]))) == 1
-    assert seen == [KNOWN if (name, stage) == ("reference", "pr") else {}]
 
 
 @pytest.mark.parametrize(

@@ -75,10 +75,6 @@ def test_the_code_of_the_pandas_page_answers_its_questions(runs, monkeypatch, ca
     assert "Empty DataFrame" not in said + shown and "Series([]" not in said
 
 
-def test_five_questions_are_answered():
-    assert len(QUESTIONS) == 5
-
-
 def test_frames_hold_the_content_of_the_report(runs):
     base = load(runs / "out" / "base")
     loaded = specmatrix.load(runs / "out" / "base", [runs / "out" / "head"])

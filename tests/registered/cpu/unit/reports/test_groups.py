@@ -3,7 +3,7 @@
 import pytest
 
 from specmatrix.reports.compare.common_factors import exact_factors
-from specmatrix.reports.groups import axis_of, kind_of, meets, red_groups
+from specmatrix.reports.groups import kind_of, meets, red_groups
 from specmatrix.reports.render.run import run_markdown, run_page, view
 from specmatrix.reports.schema import Cause, GateResult
 from specmatrix.reports.store import load
@@ -67,15 +67,6 @@ def test_equal_failures_are_one_group_whatever_their_names_and_numbers(make_cell
     assert groups[1].text == "1 red cell with lossless FAIL, at algorithm=none, where none of 1 passing cell is"
 
 
-def test_several_candidates_are_named(make_cell):
-    cells = [make_cell("d", axes=axes("none 1 single"), resolved=None)]
-    [group] = red_groups(reds(make_cell)[:1], cells)
-    assert group.text == (
-        "1 red cell with lossless FAIL, at algorithm=eagle3; or at topk=4; or at batch=mixed_lengths, "
-        "where none of 1 passing cell is"
-    )
-
-
 def test_known_causes_stand_in_place_of_candidates(make_cell):
     [group] = red_groups(reds(make_cell)[:1], green(make_cell), {"a": Cause((("topk=4",),), 9, 7)})
     assert group.factors == (("topk=4",),)
@@ -99,11 +90,6 @@ def test_errors_and_states_differ_in_kind(make_cell):
     crash = make_cell("e", state="INFRA", error="KeyError: 'q6', in step (loop.py:120)")
     other = make_cell("f", state="INFRA", error="KeyError: 'q7', in step (loop.py:121)")
     assert kind_of(crash) == kind_of(other) != kind_of(make_cell("g", state="INFRA", error="it hung"))
-
-
-@pytest.mark.parametrize("condition", ["topk=4", "topk != 1", "topk > 1", "topk < 4"])
-def test_a_condition_names_its_axis(condition: str):
-    assert axis_of(condition) == "topk"
 
 
 def test_every_output_tells_the_groups(make_cell, write_report, tmp_path):

@@ -90,14 +90,3 @@ def test_the_locked_cells_keep_to_the_budget_of_false_alarms(stage):
     assert found.tests > 0 and 0 < found.at_most <= FALSE_ALARMS[stage]
     damaged = {gate: {name: [0.1] for name in own} for gate, own in header.thresholds.items()}
     assert false_alarms(judged, SimpleNamespace(thresholds=damaged)) == FalseAlarms(found.tests, 0)
-
-
-def test_equal_engines_are_red_no_more_often_than_stated():
-    """Answers that two samplings give at random, under both of the gate's extractors."""
-    draw = np.random.default_rng(5)
-    alpha = 0.05
-    red = 0
-    for _ in range(600):
-        base, head = draw.random((2, 48)) < 0.7
-        red += mcnemar(int((base & ~head).sum()), int((head & ~base).sum())) < alpha
-    assert red / 600 <= alpha

@@ -92,11 +92,6 @@ def test_eagle3_ids_at_the_top_name_states_and_nested_ones_layers(read, given, s
     assert read(EAGLE | given).draft.states_of(32) == states
 
 
-def test_eagle_reads_the_last_state(read):
-    config = read(LLAMA | {"architectures": ["LlamaForCausalLMEagle"], "num_hidden_layers": 1})
-    assert config.draft == DraftConfig((FINAL,), target_hidden_size=48, vocab_size=97)
-
-
 def test_dflash_fields(read):
     config = read(DFLASH | {"dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 3]}, "block_size": 7})
     assert config.draft == DraftConfig((1, 4), 48, 97, layers=3, block_size=7, mask_token=5)

@@ -74,21 +74,6 @@ def test_few_workspaces_are_kept():
     assert spaces.of(1, 1) is not first
 
 
-def test_views_of_a_workspace():
-    space = Workspaces(CONFIG, torch.float32, CPU).of(3, 2)
-    assert (space.qkv.shape, space.gate_up.shape) == ((6, 48), (6, 14))
-    space.qkv.copy_(torch.arange(6 * 48.0).view(6, 48))
-    assert space.q.shape == (3, 2, 4, 6)
-    assert space.q[2, 1, 0, 0] == space.qkv[5, 0]
-    assert torch.equal(space.kv, space.qkv[:, 24:])
-    assert space.rotated.shape == (6, 6, 3)
-    assert space.rotated[5, 1, 0] == complex(space.qkv[5, 6], space.qkv[5, 7])
-    assert Workspaces(CONFIG, torch.bfloat16, CPU).of(1, 1).rotated is None
-    space.gate_up.copy_(torch.arange(6 * 14.0).view(6, 14))
-    assert torch.equal(space.gate, space.gate_up[:, :7])
-    assert torch.equal(space.up, space.gate_up[:, 7:])
-
-
 @torch.inference_mode()
 def test_a_workspace_made_in_inference_mode_works_outside():
     spaces = Workspaces(CONFIG, torch.float32, CPU)

@@ -28,7 +28,6 @@ from specmatrix.matrix.subjects.protocol import Answer, Capability, Memory, Run,
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.questions import prompt_ids
 from specmatrix.matrix.workloads.request import RequestSpec
-from specmatrix.matrix.zoo.tokenizer import BOS_ID
 from specmatrix.reports.schema import CRASH, AskPages, FailingRequest
 
 WRONG, AT = 79, 7
@@ -325,21 +324,3 @@ def test_a_broken_law_is_told_with_the_pages_before_it():
     assert outcome.blame == Blame("a")
     assert found.journal[-1] == "4 settle 9" and found.round is None
     assert (found.pages.pages, found.pages.in_flight, found.pages.committed) == ((1,), (4,), 0)
-
-
-@pytest.mark.parametrize(
-    ("operation", "number", "pages", "text"),
-    [
-        ("reserve", 8, ((5, 6),), "reserve 8: pages 5, 6"),
-        ("reserve", 8, ((5, 6), (2,)), "reserve 8: pages 5, 6 | 2"),
-        ("reserve", 8, (), "reserve 8"),
-        ("settle", 0, (), "settle 0"),
-        ("hold", 8, (), "hold 8"),
-        ("hold", 8, ((5,),), "hold 8: pages 5"),
-        ("donate", 1, ((5,),), "donate 1: pages 5"),
-        ("close", 0, (), "close"),
-        ("resume", 2, (), "resume 2"),
-    ],
-)
-def test_entries_and_special_tokens_read_as_texts(operation, number, pages, text):
-    assert entry_text((operation, 1, number, pages)) == text and decoded([BOS_ID]) == "<|begin|>"

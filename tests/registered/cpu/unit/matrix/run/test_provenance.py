@@ -51,24 +51,6 @@ def test_a_package_that_is_not_installed_has_an_unknown_version(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("text", "name"),
-    [("processor\t: 0\nmodel name\t: A: 1\nmodel name\t: B\n", "A: 1"), ("processor\t: 0\n", "other"), (None, "other")],
-)
-@pytest.mark.parametrize("processor", ["other", ""])
-def test_the_processor_is_named_by_linux_or_by_platform(monkeypatch: pytest.MonkeyPatch, text, name, processor):
-    def read(path: Path, encoding: str) -> str:
-        assert (str(path), encoding) == ("/proc/cpuinfo", "utf-8")
-        if text is None:
-            raise FileNotFoundError(path)
-        return text
-
-    monkeypatch.setattr(Path, "read_text", read)
-    monkeypatch.setattr(platform, "processor", lambda: processor)
-    monkeypatch.setattr(platform, "machine", lambda: "wrong" if processor else "other")
-    assert provenance.this_host()["cpu"] == name
-
-
-@pytest.mark.parametrize(
     ("remote", "address"),
     [
         ("https://github.com/owner/name.git", "https://github.com/owner/name"),

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from specmatrix.matrix.cells.cell import Cell, asked
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.run.requests import completions, run_requests, served
 from specmatrix.matrix.run.runner import resumed
 from specmatrix.matrix.subjects import protocol
 from specmatrix.matrix.subjects.engine_process import EngineFailed
-from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import Continuation, Refusal, RequestSpec
 
@@ -227,27 +226,3 @@ def test_completions_are_requests_of_their_own():
     told = [(one.name, one.n, one.seed, got.name, got.output_ids) for one, got in found]
     assert told == [(name, 1, None, name, (token,)) for name, token in (("q", 5), ("q#1", 6), ("q#2", 7))]
     assert completions(request, answer("q", 5)) == [(replace(request, n=1), answer("q", 5))]
-
-
-def test_drive_takes_differences_and_the_whole_journal():
-    engine = ReferenceSubject().start_engine(asked(Cell.from_id("none")))
-    requests = (RequestSpec("a", PROMPT, 12), RequestSpec("b", PROMPT + " Now", 9))
-    first, second = run_requests(engine, requests, EVERY), run_requests(engine, requests, EVERY)
-    greedy = {run.evidence["sample.greedy"] for run in (first, second)}
-    assert greedy == {sum(len(a.output_ids) for a in first.answers)}
-    assert first.journal is not None and second.journal is not None and len(second.journal) > len(first.journal)
-    assert run_requests(engine, requests, frozenset()).journal is None
-
-
-def test_a_run_excludes_earlier_entries_of_the_trace():
-    engine = ReferenceSubject().start_engine(asked(Cell.from_id("eagle3.tiers.v2.pair")))
-
-    def run_of(name, claims=ReferenceSubject.profile.capabilities):
-        return run_requests(engine, (RequestSpec(name, PROMPT, 9),), claims)
-
-    first, second = run_of("a"), run_of("b")
-    assert first.earlier is not None and first.earlier.rounds == ()
-    assert second.earlier == first.trace and second.trace is not None and first.trace is not None
-    assert second.trace.rounds[: len(first.trace.rounds)] == first.trace.rounds
-    blind = run_of("c", ReferenceSubject.profile.capabilities - {protocol.Capability.TRACE})
-    assert blind.trace is blind.earlier is None

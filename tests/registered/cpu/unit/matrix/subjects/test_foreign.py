@@ -19,7 +19,6 @@ from specmatrix.matrix.subjects.http.sglang import NATIVE
 from specmatrix.matrix.subjects.protocol import Diverged, EngineCommand, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.translations import NOT_REFUSED
-from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
 from specmatrix.matrix.workloads.stored_oracle import oracle_of
 from specmatrix.reports.gate_numbers import GATES
@@ -101,8 +100,6 @@ def test_an_unsupported_cell_has_a_reason_and_no_gates():
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("no rounds", r"the subject claims rounds, but q\d+ has none for \d+ tokens"),
-        ("unread", "the subject claims readback, but does not report depth"),
         ("refusal", r"q\d+ was refused: too busy"),
     ],
 )
@@ -194,39 +191,6 @@ def test_answers_in_another_order_are_red():
     found = judged("order", Cell.from_id("eagle3.s3.k1.pair"))
     assert found.state == "FAIL" and found.error is not None
     assert found.error.startswith("the answers must have the asks' ids in order, ['q")
-
-
-@pytest.mark.parametrize(
-    ("fault", "part"),
-    [("overflow", ""), ("prompt overflow", ""), ("further overflow", ""), ("baseline overflow", "baseline: ")],
-)
-def test_log_probabilities_that_are_no_numbers_are_red(fault, part):
-    found = judged(fault)
-    assert found.state == "FAIL" and found.error is not None
-    assert re.fullmatch(rf"{part}the log-probabilities of q\d+ include nan; they must be finite numbers", found.error)
-
-
-@pytest.mark.parametrize(
-    ("fault", "n", "error"),
-    [
-        ("", 2, r"q\d+ must have 2 completions, got 1"),
-        ("refusal", 2, r"q\d+ must have 2 completions, got 1, as it was refused: too busy"),
-        ("further", 1, r"q\d+ must have 1 completion, got 2"),
-    ],
-)
-def test_another_number_of_completions_is_red(fault, n, error, monkeypatch):
-    """A subject that translates a request for several, and whose engine answers with one."""
-    once = ReplaySubject.translate
-
-    def translate(self: ReplaySubject, prepared: PreparedCell) -> EngineCommand | Unsupported:
-        alone = tuple(replace(one, n=1) for one in prepared.requests)
-        return once(self, prepare(prepared.cell, workload=lambda *_: alone, subject=self.name))
-
-    monkeypatch.setattr(ReplaySubject, "translate", translate)
-    with running(ReplaySubject(fault)) as runner:
-        runner.workload = lambda cell, seed: tuple(replace(one, n=n) for one in workload(cell, seed))
-        found = runner.run_cell(DRAFTED)
-    assert (found.state, bool(re.fullmatch(error, found.error or ""))) == ("FAIL", True), found.error
 
 
 def test_what_the_subject_runs_instead_is_a_rewrite():

@@ -80,15 +80,6 @@ def test_what_is_not_allowed_is_suppressed_in_the_whole_vocabulary_of_the_checkp
     assert TransformersSubject().translate(alone(clock=1.0)) == unsupported
 
 
-def test_stopping_and_sampling_have_transformers_names():
-    assert asked()["eos_token_id"] == [1] and asked(ignore_eos=True)["eos_token_id"] is None
-    assert asked(stop_token_ids=(7,), ignore_eos=True)["eos_token_id"] == [7]
-    assert asked(stop=("x", "y"))["stop_strings"] == ["x", "y"]
-    sampled = asked(temperature=0.5, top_p=0.9)
-    assert sampled["do_sample"] and (sampled["temperature"], sampled["top_k"], sampled["top_p"]) == (0.5, 0, 0.9)
-    assert not asked()["do_sample"] and "temperature" not in asked()
-
-
 def test_an_automatic_depth_is_the_matrixs_or_transformers_own():
     for subject, depth, confidence in (("transformers", 3, 0.0), ("transformers-dynamic", 20, 0.4)):
         flags = command("standalone", subject).flags

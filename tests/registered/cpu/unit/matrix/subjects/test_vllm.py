@@ -10,7 +10,6 @@ from enum import Enum
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -23,76 +22,28 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess
 from specmatrix.matrix.subjects.environment import VLLM
 from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, Unsupported
-from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.vllm.engine import VllmEngine, agree
-from specmatrix.matrix.subjects.vllm.latent import WIDE, widen
-from specmatrix.matrix.subjects.vllm.subject import VllmSubject
+from specmatrix.matrix.subjects.vllm.latent import widen
+from specmatrix.matrix.subjects.vllm.subject import BLOCKS, VllmSubject
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import resolve_path
 from tools.record_vllm import CELLS, FILE, Replay, command, recorded
 
 
-def flags(cell: str, subject: str = "vllm", tier: str = "cpu") -> dict[str, Any]:
-    found = load_subject(subject).translate(prepare(Cell.from_id(cell), tier, subject=subject))
-    assert isinstance(found, EngineCommand), found
-    return dict(found.flags)
-
-
-def asked(**more: object) -> dict[str, Any]:
-    one = RequestSpec("q", "Question:", 5, **more)
-    found = VllmSubject().translate(prepare(Cell(), workload=lambda *_: (one,)))
-    assert isinstance(found, EngineCommand), found
-    return dict(found.asks[0].fields)
-
-
-def reason(cell: str, subject: str = "vllm", tier: str = "cpu", **more: object) -> str:
+def translated(cell: str, tier: str = "cpu", **more: object) -> EngineCommand | Unsupported:
     given = {"workload": lambda *_: (RequestSpec("q", "Question:", 5, **more),)} if more else {}
-    found = load_subject(subject).translate(prepare(Cell.from_id(cell), tier, subject=subject, **given))
-    assert isinstance(found, Unsupported), found
-    return found.reason
+    return VllmSubject().translate(prepare(Cell.from_id(cell), tier, subject="vllm", **given))
 
 
-def test_start_axes_are_engine_arguments():
-    plain = flags("none")
-    assert plain == {
-        "dtype": "float32", "seed": 17, "block_size": 32, "enable_prefix_caching": True, "max_logprobs": -1,
-        "enforce_eager": True,
-    }  # fmt: skip
-    more = flags("eagle3.s3.k1.v1.p64.nocache.c7.m4.burst")
-    assert more | {"seed": 0, "block_size": 64, "enable_prefix_caching": False, "max_num_seqs": 4} == more
-    assert more["long_prefill_token_threshold"] == 7 and "max_model_len" not in more
-    assert flags("none.ctx.length")["max_model_len"] == 320
-    assert more["async_scheduling"] is False and flags("eagle3.s3.k1.v2.sync")["async_scheduling"] is False
-    assert flags("eagle3.s3.k1.v2")["async_scheduling"] is True
-    # 192 tokens in blocks of 32, and one block that vLLM keeps for itself.
-    tight = flags("none.tight.pair")
-    assert (tight["num_gpu_blocks_override"], tight["max_model_len"]) == (7, 192)
-    assert reason("none.deepseek.p4", tier="gpu1") == "vLLM's attention takes no block of this size"
-    ranks = flags("none.tp2.pair", tier="gpu2")
+def test_a_gpu_has_smaller_blocks_ranks_and_graphs_and_warm_scores_need_all():
+    """The rest is in the golden translations."""
+    assert translated("none.deepseek.p4", "gpu1") == Unsupported(BLOCKS)
+    ranks = translated("none.tp2.pair", "gpu2").flags
     assert (ranks["tensor_parallel_size"], ranks["block_size"]) == (2, 16) and "enforce_eager" not in ranks
-
-
-def test_drafters_have_vllms_names_and_one_depth():
-    def drafter(cell: str, subject: str = "vllm") -> tuple[str, int]:
-        found = flags(cell, subject)["speculative_config"]
-        return found["method"], found["num_speculative_tokens"]
-
-    assert drafter("standalone.s2.k1") == ("draft_model", 2) and drafter("eagle3.k1.n4") == ("eagle3", 3)
-    assert drafter("dflash") == ("dflash", 5) and drafter("ngram.n8") == ("ngram", 7)
-    assert drafter("ngram", "vllm-suffix") == ("suffix", 10)
-    eagle = VllmSubject().translate(prepare(Cell.from_id("eagle.s3.k1")))
-    assert isinstance(eagle, EngineCommand) and eagle.variant == "EagleLlamaForCausalLM"
-    assert eagle.checkpoints == {"target": "llama-mini", "draft": "llama-mini-eagle"}
-
-
-def test_latent_attention_is_served_in_the_size_of_vllms_kernel():
-    found = flags("nextn.deepseek.s2.nocache")
-    assert found["speculative_config"] == {"method": "mtp", "num_speculative_tokens": 2}
-    assert (found["block_size"], found["attention_backend"]) == (16, "CPU_MLA")
-    assert flags("nextn.deepseek")["speculative_config"]["num_speculative_tokens"] == 2
-    one = VllmSubject().translate(prepare(Cell.from_id("nextn.deepseek")))
-    assert isinstance(one, EngineCommand) and one.variant == WIDE and one.checkpoints == {"target": "deepseek-mini"}
+    assert translated("none", logprobs=True, temperature=0.5).asks[0].fields["logprobs"] == -1
+    assert translated("none", temperature=2.5) == Unsupported("vLLM takes temperatures up to 2")
+    assert translated("none", clock=1.0) == Unsupported("this subject does not translate clock of a request")
 
 
 def test_the_wide_checkpoint_is_the_same_function(tmp_path):
@@ -123,35 +74,6 @@ def test_sizes_that_need_rounding_are_refused(tmp_path, change):
     (tmp_path / "config.json").write_text(json.dumps(config | change), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"^latent attention of \d+ and \d+ cannot be widened to 512 and 64; 512 div"):
         widen(tmp_path, tmp_path)
-
-
-def test_fields_have_the_names_of_sampling_parameters():
-    known = {"max_tokens": 5, "temperature": 0.0, "seed": 0, "ignore_eos": False, "logprobs": None, "top_logprobs": 0}
-    assert asked() == known
-    assert asked(logprobs=True)["logprobs"] == 0 and asked(top_logprobs=2)["logprobs"] == 2
-    # The temperature changes the scores that vLLM returns only if all are known.
-    assert asked(logprobs=True, temperature=0.5)["logprobs"] == -1
-    assert asked(temperature=1.0, top_logprobs=3)["logprobs"] == 3
-    found = asked(
-        logit_bias=((9, 2.0),), bad_words_ids=((1, 2),), min_new_tokens=3, no_stop_trim=True, prompt_logprobs=2
-    )
-    assert found["logit_bias"] == {"9": 2.0} and found["bad_words_token_ids"] == [[1, 2]]
-    assert found["min_tokens"] == 3 and found["include_stop_str_in_output"]
-    assert (found["prompt_logprobs"], found["prompt_logprob_from"]) == (0, 2)
-
-
-def test_what_vllm_lacks_is_a_reason():
-    assert reason("eagle3.s3.k4.n8") == "vLLM drafts chains only"
-    assert reason("eagle3.s3.k1.p4") == "vLLM's attention takes no block of this size"
-    whole = "vLLM's CPU build serves latent attention in blocks of 16 tokens only, and prefills it whole"
-    assert reason("none.deepseek.p64") == reason("none.deepseek.c7.pair") == whole
-    for depth in ("s3", "n6"):
-        assert reason(f"nextn.deepseek.{depth}").startswith("vLLM drafts with both prediction layers in turn")
-    assert reason("none.tp2.pair") == "vLLM's CPU build runs here in one process"
-    assert reason("eagle3.s3.k1", "vllm-suffix") == "this variant of the subject changes only how n-grams are drafted"
-    assert reason("none", temperature=2.5) == "vLLM takes temperatures up to 2"
-    assert reason("eagle3.s3.k1", min_p=0.1) == "vLLM takes neither min_p nor logit_bias with speculative decoding"
-    assert reason("none", clock=1.0) == "this subject does not translate clock of a request"
 
 
 traffic = cache(recorded)

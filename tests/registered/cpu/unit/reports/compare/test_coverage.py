@@ -62,14 +62,6 @@ def test_several_causes_are_one_short_sentence_without_their_reasons(coverage, s
     }
 
 
-def test_a_move_for_several_reasons_names_one_and_counts_the_others(coverage, sized):
-    base = [sized(name, 4, "v2") for name in "abc"]
-    head = [sized(name, 4, "v1", why=f"reason {number}") for name, number in (("a", 1), ("b", 2), ("c", 3))]
-    assert coverage(base, head).lost[0].cause == (
-        "3 cells resolve now to spec_version=v1: reason 1, and 2 other reasons"
-    )
-
-
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 200])
 def test_pairs_and_their_cells_are_those_of_a_count_by_cell(count):
     """Some cells lack an axis."""

@@ -71,14 +71,6 @@ def test_a_request_whose_tokens_are_right_shows_its_output_once(tmp_path):
     assert '<table class="tokens">' not in page
 
 
-def test_what_contradicts_the_step_before_comes_right_after_the_tokens(tmp_path):
-    found = replace(ASK, note="the draft's root is ' k' (456)")
-    lines = ask_lines(found)
-    assert lines[3] == "  the draft's root is ' k' (456)" and lines[4].startswith("  pages ")
-    page = run_page(view(load(write_cells(tmp_path, [NEAR, replace(RED, first_red=found)]))))
-    assert page.index("<b>the draft&#39;s root is ") < page.index("Question: &lt;b&gt;")
-
-
 def test_a_traced_cell_and_its_page_of_steps_are_linked(tmp_path):
     traced = replace(RED, timeline=Timeline(note="nothing was traced"))
     run = view(load(write_cells(tmp_path, [NEAR, traced, replace(traced, id="other.k4", timeline=None)])))
@@ -119,10 +111,6 @@ def test_a_crash_tells_of_the_request_that_its_engine_was_at(tmp_path):
     [page] = write_explained(run, tmp_path)
     assert "<h2>Request at the error</h2>" in page.read_text() and '"crashed":true' in page.read_text()
     assert "Request at the error" in page.read_text() and "First red request" not in page.read_text()
-
-
-def test_a_request_without_tokens_is_one_line_or_two():
-    assert ask_lines(FailingRequest("ledger", "q1", note="it could not be shown")) == ["q1", "  it could not be shown"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from specmatrix.reports.render.plots import MAX_POINTS, Point, Row, curve_plot, glyph, strip_plot
+from specmatrix.reports.render.plots import MAX_POINTS, Point, Row, curve_plot, strip_plot
 
 
 def point(value, tone="good"):
@@ -50,26 +50,11 @@ def test_the_axis_is_labelled_at_both_ends_beyond_every_interval(low, high, note
     assert all(right - left > 25 for left, right in pairwise(ticks))
 
 
-def test_nothing_measured_is_no_plot():
-    assert strip_plot([], "") == ""
-    assert curve_plot([]) == ""
-    assert curve_plot([("a", [])]) == ""
-
-
 def test_many_points_are_thinned_but_red_ones_stay():
     many = [point(1 + index / 1000) for index in range(1000)] + [point(3.0, "bad") for _ in range(7)]
     svg = strip_plot([Row("a", tuple(many))], "")
     assert len(marks(svg, "bad")) == 7
     assert len(marks(svg, "good")) <= MAX_POINTS
-
-
-def test_a_glyph_stays_in_its_column():
-    svg = glyph(Point(2.0, -5.0, 9.0, "bad", ""), 1.0, 3.0, 2.5)
-    places = [float(each.get(name)) for each in marks(svg, "bar") for name in ("x1", "x2")]
-    assert places == [4.0, 76.0]
-    assert float(marks(svg, "dot")[0].get("cx")) == 40.0
-    assert float(marks(svg, "reference")[0].get("x1")) == 58.0
-    assert marks(glyph(point(1.0), 1.0, 1.0, None), "reference") == []
 
 
 def test_curves_are_named_at_their_ends_without_overlap():

@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 
 from specmatrix.reports.render import progress
-from specmatrix.reports.render.progress import Remaining, counting, waiting
+from specmatrix.reports.render.progress import counting, waiting
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, tty: bool) -> str:
@@ -94,69 +94,3 @@ def test_lines_that_cannot_be_written_do_not_end_the_work(monkeypatch: pytest.Mo
             advance("one")
             advance("two")
         monkeypatch.undo()
-
-
-def seconds_left(remaining: Remaining, after: float) -> float:
-    """The shown time in seconds; 0 for "under 10 s"."""
-    numbers = {unit: float(number) for number, unit in re.findall(r"([\d.]+) (min|s) ", remaining.text(after) + " ")}
-    return 0.0 if re.search("under|longer", remaining.text(after)) else 60 * numbers.get("min", 0.0) + numbers["s"]
-
-
-def test_the_time_left_falls_while_one_long_item_runs():
-    for expected in ({}, {"a": 10.0, "b": 10.0, "long": 100.0, "c": 20.0}):
-        remaining = Remaining(4, expected, sum(expected.values()))
-        remaining.ended("a", 1, 10.0)
-        remaining.ended("b", 1, 20.0)
-        shown = [seconds_left(remaining, after) for after in (20.0, 40.0, 80.0, 200.0)]
-        assert shown == sorted(shown, reverse=True) and shown[0] > shown[-1] == 0.0
-        remaining.ended("long", 1, 200.0)
-        assert remaining.text(200.0)
-
-
-def test_what_delays_the_first_item_is_named_until_it_completes(capsys: pytest.CaptureFixture[str]):
-    times = iter([0, 30, 60])
-    with counting(3, "cell", lambda: next(times), {"a": 1.0}, 1.0, "compiling") as advance:
-        advance("none", 0)
-        advance("none", 1, item="a")
-    assert capsys.readouterr().err.splitlines() == [
-        "0 of 3 cells, after 30 s, compiling",
-        "1 of 3 cells, after 1 min 0 s, under 10 s left",
-    ]
-
-
-def test_an_overdue_end_is_not_said_to_be_near():
-    remaining = Remaining(2, {"a": 5.0, "b": 5.0}, 10.0)
-    assert [remaining.text(after) for after in (1.0, 9.9, 10.1)] == [
-        "under 10 s left",
-        "under 10 s left",
-        "longer than estimated",
-    ]
-
-
-def test_the_time_left_is_that_of_what_is_left_not_of_its_number():
-    """Nine short items of ten are done, and the tenth takes as long as all of them."""
-    expected = {**dict.fromkeys(range(9), 10.0), "long": 90.0}
-    remaining = Remaining(10, expected, 180.0)
-    assert remaining.text(0.0) == "about 3 min 0 s left"
-    for number in range(9):
-        remaining.ended(number, 1, 10.0 * (number + 1))
-    assert remaining.text(90.0) == "about 1 min 30 s left"
-    side_by_side = Remaining(10, expected, 90.0)
-    assert side_by_side.text(0.0) == "about 1 min 30 s left"
-    for number in range(8):
-        side_by_side.ended(number, 1, 5.0 * (number + 1))
-    # Two workers would take 50 s for what is left, but no second one helps with the long item.
-    assert side_by_side.text(40.0) == "about 1 min 30 s left"
-
-
-def test_a_slow_machine_and_a_slow_start_change_the_time_left():
-    expected = dict.fromkeys(range(1000), 1.0)
-    remaining = Remaining(1000, expected, 1000.0)
-    remaining.ended(0, 1, 5.0)  # a start of 4 s
-    assert 1000 < seconds_left(remaining, 5.0) < 1300
-    for number in range(1, 500):
-        remaining.ended(number, 1, 2.0 * (number + 1))
-    assert 950 < seconds_left(remaining, 1000.0) < 1050
-    remaining.ended("unknown", 500, 2000.0)
-    assert remaining.text(2000.0) == ""
-    assert Remaining(3, {}, 0.0).text(30.0) == ""

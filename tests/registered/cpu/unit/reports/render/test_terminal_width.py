@@ -1,12 +1,10 @@
 """What a terminal gets fits its width; a file or pipe gets the lines as they are."""
 
 import re
-from types import SimpleNamespace
 
 import pytest
 
 from specmatrix.cli import main
-from specmatrix.matrix.cli import lock as commands
 from specmatrix.reports.render.console import StdoutConsole, print_markdown, print_text
 
 TEXT = "short\n  two words and more words than a line of thirty has\n\n" + "x" * 40
@@ -40,15 +38,6 @@ def test_a_terminal_gets_tables_that_fit(terminal, capsys):
     print_markdown(TABLE)
     out = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
     assert max(map(len, out.splitlines())) <= terminal and "|---" not in out and out.count("words") == 12
-
-
-def test_the_reports_on_locks_fit_a_terminal(terminal, monkeypatch, capsys):
-    made = SimpleNamespace(ok=True, text=lambda: "cells.lock: complete; smoke 27; pr 300; " + "pairs 2592/2592; " * 6)
-    monkeypatch.setattr(commands, "check_lock", lambda full: made)
-    monkeypatch.setattr(commands, "limited_subjects", list)
-    assert main(["lock", "--check"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= terminal and lines[0].startswith("cells.lock") and lines[1].startswith("  ")
 
 
 @pytest.mark.parametrize(

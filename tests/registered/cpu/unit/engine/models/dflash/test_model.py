@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from specmatrix.engine.core.config.asked import DraftFacts
 from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.device.attention import DraftAttention
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.device.pool import KVPool
-from specmatrix.engine.models.loader import facts, load_dflash, load_target
+from specmatrix.engine.models.loader import load_dflash, load_target
 from specmatrix.engine.spec import dflash
 from specmatrix.errors import ConfigError
 from tests.support.random_drafts import dflash_shapes, random_weights, save
@@ -113,19 +112,6 @@ def test_states_are_the_hidden_states_that_z_labs_code_takes(target, folder, lla
     theirs = LlamaForCausalLM.from_pretrained(llama_folder("again"))(tokens, output_hidden_states=True).hidden_states
     expected = torch.cat([theirs[layer + 1] for layer in CONFIG["dflash_config"]["target_layer_ids"]], -1)
     assert (ours - expected).abs().max() < BOUND * expected.abs().max()
-
-
-def test_facts_describe_a_block(llama_folder, folder):
-    assert facts(llama_folder("target"), folder(), "cpu").draft == DraftFacts(
-        architecture="DFlashDraftModel",
-        vocab_size=97,
-        hidden_size=48,
-        target_hidden_size=48,
-        draft_vocab_size=97,
-        aux_layers=(1, FINAL),
-        block_size=7,
-        mask_token=96,
-    )
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,6 @@ from specmatrix.engine.models.loader import load_eagle3, load_target
 from specmatrix.engine.models.weights import load_weights
 from specmatrix.errors import ConfigError
 
-TOKENS = torch.randint(0, 97, (2, 21), generator=torch.Generator().manual_seed(1))
-
 
 @pytest.fixture
 def draft(llama_folder, eagle_folder):
@@ -21,20 +19,6 @@ def draft(llama_folder, eagle_folder):
         return load_eagle3(eagle_folder(**changes), target)
 
     return build
-
-
-@torch.inference_mode()
-def test_ids_map_by_differences(draft, tmp_path):
-    model = draft()
-    d2t = load_weights(tmp_path / "eagle", "cpu", torch.float32)["d2t"]
-    ids = torch.tensor([[0, 40], [7, 7]])
-    assert model.to_target(ids).tolist() == [[int(i + d2t[i]) for i in row] for row in ids.tolist()]
-
-
-def test_aux_layers_default_to_two_the_middle_and_three_from_the_end(llama_folder, eagle_folder):
-    target = load_target(llama_folder(num_hidden_layers=9), "cpu", torch.float32)
-    model = load_eagle3(eagle_folder(eagle_config=None), target)
-    assert model.aux_layers == (2, 4, 6)
 
 
 def test_embeddings_and_head_come_from_the_target_where_missing(llama_folder, eagle_folder):
