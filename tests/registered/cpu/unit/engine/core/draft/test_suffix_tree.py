@@ -59,7 +59,8 @@ def test_a_text_that_comes_back_is_taken_in_once():
     assert few.tree.root.children[2].count == 2
 
 
-@pytest.mark.parametrize("seed", range(12))
+# In the last ones sums of probabilities are equal but for the order in which they are rounded.
+@pytest.mark.parametrize("seed", [*range(12), 45, 93, 169])
 def test_it_drafts_the_same_as_the_oracle(seed):
     dice = random.Random(seed)
     pick = dice.choice
