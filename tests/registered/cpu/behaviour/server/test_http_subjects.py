@@ -31,6 +31,7 @@ from specmatrix.matrix.subjects.http.sglang import SglangSubject
 from specmatrix.matrix.subjects.protocol import EngineCommand, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.workloads.prepared_cell import prepare
+from specmatrix.matrix.zoo.registry import CHECKPOINTS
 from specmatrix.reports.schema import CellResult
 from specmatrix.reports.store import load
 from tests.support.served import MODEL, TEMPLATE, RunningServer, served, templated
@@ -397,3 +398,11 @@ def test_the_options_of_an_endpoint_are_part_of_a_repro_without_the_key():
     text = Endpoint("http://a", "http://b", key="secret").options
     assert text == "--url http://a --baseline-url http://b"
     assert Endpoint(launch="run {flags}").options == "--launch 'run {flags}'"
+
+
+def test_a_baseline_of_another_model_is_refused_by_its_path(server: RunningServer):
+    refused = pytest.raises(
+        ConfigError, match=r"^--baseline-url serves qwen3-mini; it must serve llama-mini, as --url does$"
+    )
+    with served(folder=CHECKPOINTS / "qwen3-mini", **PLAIN) as other, refused:
+        load_subject("sglang", Endpoint(server.url, other.url))

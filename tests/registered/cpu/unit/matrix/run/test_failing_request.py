@@ -28,6 +28,7 @@ from specmatrix.matrix.subjects.protocol import Answer, Capability, Memory, Run,
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.questions import prompt_ids
 from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.zoo.tokenizer import BOS_ID
 from specmatrix.reports.schema import CRASH, AskPages, FailingRequest
 
 WRONG, AT = 79, 7
@@ -324,3 +325,9 @@ def test_a_broken_law_is_told_with_the_pages_before_it():
     assert outcome.blame == Blame("a")
     assert found.journal[-1] == "4 settle 9" and found.round is None
     assert (found.pages.pages, found.pages.in_flight, found.pages.committed) == ((1,), (4,), 0)
+
+
+def test_entries_and_special_tokens_read_as_texts():
+    pages = ((5, 6), (2,))
+    assert [entry_text(("reserve", 1, 8, part)) for part in (pages, ())] == ["reserve 8: pages 5, 6 | 2", "reserve 8"]
+    assert entry_text(("close", 1, 0, ())) == "close" and decoded([BOS_ID]) == "<|begin|>"

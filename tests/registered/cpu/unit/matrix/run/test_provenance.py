@@ -120,3 +120,21 @@ def test_a_subject_without_a_version_has_an_empty_one(monkeypatch: pytest.Monkey
     assert provenance.subject_record(subject).excluded["ledger"] == "the subject does not show journal"
     monkeypatch.setattr(ReferenceSubject, "version", lambda self: None)
     assert provenance.subject_record(subject).version == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("processor\t: 0\nmodel name\t: A: 1\nmodel name\t: B\n", "A: 1"), ("processor\t: 0\n", "other"), (None, "other")],
+)
+@pytest.mark.parametrize("processor", ["other", ""])
+def test_the_processor_is_named_by_linux_or_by_platform(monkeypatch: pytest.MonkeyPatch, text, name, processor):
+    def read(path: Path, encoding: str) -> str:
+        assert (str(path), encoding) == ("/proc/cpuinfo", "utf-8")
+        if text is None:
+            raise FileNotFoundError(path)
+        return text
+
+    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(platform, "processor", lambda: processor)
+    monkeypatch.setattr(platform, "machine", lambda: "wrong" if processor else "other")
+    assert provenance.this_host()["cpu"] == name

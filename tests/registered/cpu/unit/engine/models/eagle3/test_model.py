@@ -55,3 +55,11 @@ def test_embeddings_and_head_come_from_the_target_where_missing(llama_folder, ea
 def test_refusals(draft, changes, sentence):
     with pytest.raises(ConfigError, match=sentence):
         draft(**changes)
+
+
+@torch.inference_mode()
+def test_ids_map_by_differences(draft, tmp_path):
+    model = draft()
+    d2t = load_weights(tmp_path / "eagle", "cpu", torch.float32)["d2t"]
+    ids = torch.tensor([[0, 40], [7, 7]])
+    assert model.to_target(ids).tolist() == [[int(i + d2t[i]) for i in row] for row in ids.tolist()]
