@@ -30,7 +30,7 @@ def graded(measured):
 
 @pytest.mark.parametrize(("lost", "state"), [(0, State.PASS), (12, State.PASS), (13, State.FAIL)])
 def test_thirteen_lost_questions_are_red(graded, lost, state):
-    """2^-12 > 0.0002 > 2^-13."""
+    """2^-12 > 0.00015 > 2^-13."""
     baseline = [1] * 45 + [0] * 3
     outcome = GATE.judge(CELL, graded([0] * lost + baseline[lost:]), graded(baseline))
     assert outcome.state is state
