@@ -168,7 +168,7 @@ def test_a_server_whose_configuration_no_cell_has_is_refused(capsys: pytest.Capt
 
 @pytest.mark.parametrize(
     ("metrics", "drafters"),
-    [("", "standalone, eagle3, eagle, ngram, dflash"), (VLLM, "none"), (VLLM + DRAFTS, "standalone, eagle3")],
+    [("", "standalone, eagle3, eagle, ngram, suffix, dflash"), (VLLM, "none"), (VLLM + DRAFTS, "standalone, eagle3")],
 )
 def test_a_plain_openai_server_names_its_drafter_by_the_selector(
     metrics: str, drafters: str, monkeypatch: pytest.MonkeyPatch
