@@ -21,8 +21,8 @@ MAX_TRIANGLE: Final = {"cpu": 1024, "cuda": 4096}
 
 
 class HostTokens(NamedTuple):
-    """A row's tokens as known to the host: an id unique to its text, and all tokens of the text, of which the first
-    `prompt` are its prompt."""
+    """What the host knows of a row's text. key: an id that no other text has; tokens: the whole text, which begins with
+    `prompt` tokens of the prompt."""
 
     key: int
     tokens: tuple[int, ...]

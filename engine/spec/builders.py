@@ -83,11 +83,11 @@ class BuildContext:
         return found
 
     @property
-    def drafting(self) -> tuple[bool, bool]:
+    def draws(self) -> bool:
         """Whether sampled requests' drafts are drawn from the draft's distribution, as the rules `reject` and `block`
-        need, and whether drafts follow their request's grammar.
+        need.
         """
-        return self.resolved.speculative_acceptance != "match", self.resolved.speculative_constrained_drafts
+        return self.resolved.speculative_acceptance != "match"
 
     @property
     def verify_tokens(self) -> int:
@@ -158,13 +158,14 @@ def _nextn(context: BuildContext) -> Drafter:
     if not r.enable_multi_layer_eagle:
         return autoregressive(context, first, first.aux_layers)
     pool = context.pool(replace(first.kv, layers=count))
-    return MultiLayerDrafter(context.traits, layers, pool, first.aux_layers, r.num_draft_tokens, *context.drafting)
+    options = r.num_draft_tokens, context.draws, r.speculative_constrained_drafts
+    return MultiLayerDrafter(context.traits, layers, pool, first.aux_layers, *options)
 
 
 def _dflash(context: BuildContext) -> Drafter:
     model = load_dflash(context.draft_folder, context.target)
-    options = context.drafting[0], context.resolved.speculative_confidence_threshold
-    return BlockDrafter(context.traits, model, context.pool(model.kv), context.verify_tokens, *options)
+    threshold = context.resolved.speculative_confidence_threshold
+    return BlockDrafter(context.traits, model, context.pool(model.kv), context.verify_tokens, context.draws, threshold)
 
 
 def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int, ...]) -> Drafter:
@@ -179,8 +180,8 @@ def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int,
         nodes=resolved.max_draft_tokens,
         capture=capture,
         vocab_size=context.target.vocab_size,
-        draws=context.drafting[0],
-        constrained=context.drafting[1],
+        draws=context.draws,
+        constrained=resolved.speculative_constrained_drafts,
         threshold=resolved.speculative_confidence_threshold,
     )
 

@@ -44,6 +44,8 @@ SUFFIXES: Final[dict[str, dict[str, Any]]] = {
     "qwen3": {"speculative_suffix_max_cached_requests": 2, "speculative_suffix_max_spec_offset": 1.0},
     "qwen3next": {"speculative_suffix_max_tree_depth": 8, "speculative_suffix_max_spec_factor": 2.0},
 }
+# Models whose EAGLE3 chains follow the grammars of requests; other drafts do not know them.
+FOLLOWING: Final = frozenset({"llama_json"})
 # Tight memory fits a workload's longest request alone, but no two requests to their end. It is the larger of these two
 # sizes: with fewer pages no request would ever need a second page.
 TIGHT_TOKENS: Final = 192
@@ -182,7 +184,7 @@ class Cell(NamedTuple):
         return algorithm(name) if is_registered(name) else None
 
     @property
-    def shares(self) -> bool:
+    def shares_rounds(self) -> bool:
         """Whether what a request's rounds accept follows from other requests' texts too."""
         return algorithm(self.algorithm).rounds == "shared"
 
@@ -231,6 +233,7 @@ class Cell(NamedTuple):
             speculative_adaptive_config=SLOTS.get(self.adaptive),
             speculative_acceptance=cast(Any, self.acceptance),
             speculative_ragged_verify=self.verify != "whole",
+            speculative_constrained_drafts=self.algorithm == "eagle3" and self.model in FOLLOWING and self.topk != "4",
             speculative_confidence_threshold=CONFIDENCE if self.verify == "confident" else 0.0,
             spec_version=cast(Any, self.spec_version),
             disable_overlap_schedule=self.overlap == "off",

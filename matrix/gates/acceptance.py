@@ -21,6 +21,7 @@ from specmatrix.matrix.gates.round_alignment import (
 from specmatrix.matrix.gates.same_texts import NUMBER, rounds_of
 from specmatrix.matrix.gates.session_baseline import has_session_baseline, mismatching_turns
 from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.oracles.grammar import followed
 from specmatrix.matrix.oracles.naive_rounds import NaiveCheck, Sure, naive_check
 from specmatrix.matrix.oracles.shared_replay import ReplayError, Round, SharedReplay
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
@@ -135,13 +136,13 @@ class AcceptanceGate:
         and, if exact, sampled and ruled ones. Of other engines too few are left beside an abort for an interval."""
         if cell.abort != "none" and not self.exact:
             return False
-        if cell.shares or (cell.finish == "length" and Capability.ROUNDS not in self.needs):
+        if cell.shares_rounds or (cell.finish == "length" and Capability.ROUNDS not in self.needs):
             return self.exact
         return _in_oracle(cell) or (self.exact and (has_session_baseline(cell) or _is_drawn(cell)))
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED if the oracle lacks the combination or no verify round ran."""
-        if prepared.cell.shares and self.exact:
+        if prepared.cell.shares_rounds and self.exact:
             return self._replayed(run)
         if Capability.ROUNDS not in self.needs:
             run = replace(run, answers=tuple(replace(one, accept_lengths=_unordered(one)) for one in run.answers))
@@ -233,6 +234,7 @@ class AcceptanceGate:
         requests that fill the context, because a draft may fail at late positions only. alone: the cell has no other
         rounds to judge, so zero compared rounds are NOT MEASURED."""
         rounds, reach, left = 0, 0, dict[str, int]()
+        requests = {request.name: request for asked in run.requests for request in asked.completions()}
         for answer, among in _beyond_the_oracle(cell, run):
             made, caps = _drafts(cell, run, answer), _caps(run, answer)
             (_, drafter, *_), shapes = made[0], [one[2:] for one in made]
@@ -246,6 +248,7 @@ class AcceptanceGate:
                 among,
                 caps=caps,
                 sure=sure_of(run, answer),
+                legal=followed(run.resolved, requests[answer.name], cell.target),
             )
             rounds, reach = rounds + found.rounds, max(reach, found.reach)
             if found.place is not None:

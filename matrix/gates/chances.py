@@ -37,8 +37,8 @@ class ChancesGate:
     def applies(self, cell: Cell) -> bool:
         """Cells with sampled draws without logit rules and a drafter of the zoo, under a rule that keeps the target's
         law."""
-        drafts = cell.algorithm != "none" and not cell.shares and cell.own_traits is None and cell.sampling != "rules"
-        return drafts and draws_apply(cell) and self.accepts(cell).rule != "lossy"
+        drafts = cell.algorithm != "none" and not cell.shares_rounds and cell.own_traits is None
+        return drafts and cell.sampling != "rules" and draws_apply(cell) and self.accepts(cell).rule != "lossy"
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED with fewer than `min_rounds` rounds."""

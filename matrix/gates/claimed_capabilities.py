@@ -66,7 +66,7 @@ def _run_faults(cell: Cell, run: Run) -> Iterator[str]:
         yield "the subject claims counters, but all are zero"
     drafted, accepted = run.evidence.get("spec.drafted", 0), run.evidence.get("spec.accepted", 0)
     if Capability.TOTALS in claims and _drafts(cell) and any(len(a.output_ids or a.text) > 1 for a in run.answers):
-        if not drafted and (not cell.shares or _repeats(run)):
+        if not drafted and (not cell.shares_rounds or _repeats(run)):
             yield "the subject claims totals, but counts no draft (spec.drafted), so nothing shows that it speculates"
         elif accepted > drafted:
             yield f"the subject counts {accepted} accepted drafts (spec.accepted) of {drafted} (spec.drafted)"

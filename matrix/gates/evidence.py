@@ -86,7 +86,7 @@ def _trained(cell: Cell, run: Run) -> bool:
     repetition; a single request without further turns that is aborted early may have had four rounds without an
     accepted draft."""
     aborted = (cell.abort, cell.batch, cell.session) == ("running", "single", "none")
-    return _drafts(cell, run) and not cell.shares and cell.own_traits is None and not aborted
+    return _drafts(cell, run) and not cell.shares_rounds and cell.own_traits is None and not aborted
 
 
 def _moves(cell: Cell, run: Run) -> bool:
@@ -151,7 +151,7 @@ def _must_compact(cell: Cell, run: Run) -> bool:
     An n-gram index that knows a text from earlier cells accepts first branches as a whole: such rounds do not count.
     """
     depth = run.resolved["num_steps"]
-    longest = depth if cell.shares else depth + 1
+    longest = depth if cell.shares_rounds else depth + 1
     rounds = sum(length <= longest for answer in run.answers for length in answer.accept_lengths)
     return _must_branch(cell, run) and depth > 1 and rounds >= MIN_ROUNDS
 

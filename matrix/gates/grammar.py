@@ -17,17 +17,21 @@ from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.stored_oracle import oracle_of
 from specmatrix.matrix.zoo.registry import eos_ids
+from specmatrix.reports.wording import count
 
 THRESHOLDS: Final = {
     "illegal": Threshold(0, "a mask allows what a fresh matcher allows, and no token is emitted against its mask"),
+    "refused": Threshold(0, "a chain that follows its grammar has no draft that the grammar refuses"),
     "unreadable": Threshold(0, "an answer whose grammar has ended is a sentence of it"),
 }
 # Counters without which a pass means nothing, and those of drafts.
 EFFECTS: Final = {"grammar.changed": "no mask removed a most likely token"}
 # With memory for all requests.
 TOGETHER: Final = {"grammar.mixed": "no round held requests with and without a grammar"}
+REFUSED: Final = {"grammar.forbade": "no grammar refused a draft"}
+# Of drafts that follow their grammar.
+FOLLOWED: Final = {"grammar.masked_drafts": "no mask changed a draft"}
 OF_DRAFTS: Final = {
-    "grammar.forbade": "no grammar refused a draft",
     "grammar.accepted": "no draft of a request with a grammar was accepted",
     "grammar.rejected": "no request with a grammar rejected a draft",
 }
@@ -62,15 +66,19 @@ class GrammarGate:
         if Capability.COUNTERS not in run.capabilities:
             seen = {"grammar.changed": sum(_changed(cell, request, one) for request, one in kept)}
         else:
-            needed |= OF_DRAFTS if cell.algorithm != "none" else {}
+            follows = bool(run.resolved.get("speculative_constrained_drafts"))
+            needed |= OF_DRAFTS | (FOLLOWED if follows else REFUSED) if cell.algorithm != "none" else {}
             needed |= TOGETHER if cell.memory == "ample" else {}
         numbers: dict[str, Number] = {
             "tokens": sum(len(one.output_ids) for _, one in kept),
             "complete": len(read),
             "illegal": len(illegal),
             "unreadable": len(wrong),
-            **{name.partition(".")[2]: seen.get(name, 0) for name in (*EFFECTS, *TOGETHER, *OF_DRAFTS)},
+            **{name.partition(".")[2]: seen.get(name, 0) for name in (*EFFECTS, *TOGETHER, *OF_DRAFTS, *REFUSED)},
         }
+        if (refused := _refused(run)) > self.thresholds["refused"]:
+            text = f"a grammar refused {count(refused, 'draft')} of chains that follow it"
+            return Outcome(self.name, State.FAIL, numbers | {"refused": refused}, message=text)
         if illegal or wrong:
             blame = [*illegal, *wrong][0]
             counts = f"{len(illegal)} answers have an illegal token and {len(wrong)} are unreadable"
@@ -81,6 +89,13 @@ class GrammarGate:
             text = without[0] if without else "no answer ended with its grammar"
             return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
         return Outcome(self.name, State.PASS, numbers)
+
+
+def _refused(run: Run) -> int:
+    """Refused drafts of chains that follow their grammars, in rounds of which each grammar had its token table."""
+    follows = run.resolved.get("speculative_constrained_drafts") and int(run.resolved["topk"]) == 1
+    tabled = run.evidence.get("grammar.round", 0) == run.evidence.get("grammar.on_device", 0)
+    return run.evidence.get("grammar.forbade", 0) if follows and tabled else 0
 
 
 def _changed(cell: Cell, request: RequestSpec, answer: Answer) -> bool:

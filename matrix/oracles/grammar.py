@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from specmatrix.extras import require
 from specmatrix.matrix.workloads.grammars import grammar_of
 from specmatrix.matrix.workloads.questions import DATA
 from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.zoo.registry import eos_ids
 
 if TYPE_CHECKING:
     import numpy
@@ -38,13 +40,24 @@ def following(request: RequestSpec, output: tuple[int, ...], eos: frozenset[int]
         return np.ones(size, bool)
     assert request.grammar is not None
     matcher = xgrammar.GrammarMatcher(_compiled(eos, *request.grammar))
-    if not all(matcher.accept_token(token) for token in output[first:]) or matcher.is_terminated():
+    if not all(not matcher.is_terminated() and matcher.accept_token(token) for token in output[first:]):
+        return np.zeros(size, bool)
+    if matcher.is_terminated():
         return np.zeros(size, bool)
     row = torch.full((1, -(-size // 32)), -1, dtype=torch.int32)
     matcher.fill_next_token_bitmask(row)
     allowed = np.unpackbits(row.numpy().view(np.uint8), bitorder="little")[:size].astype(bool)
     allowed[0] = False  # a special token, whose text a grammar may contain
     return allowed
+
+
+def followed(
+    resolved: Mapping[str, Any], request: RequestSpec, target: str
+) -> Callable[[tuple[int, ...]], numpy.ndarray] | None:
+    """What may follow an output of a request, bool [V], if its drafts follow its grammar; None if they are free."""
+    if not (resolved.get("speculative_constrained_drafts") and request.grammar):
+        return None
+    return partial(following, request, eos=eos_ids(target))
 
 
 @cache

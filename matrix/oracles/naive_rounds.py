@@ -15,6 +15,8 @@ from operator import mul
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
+    import numpy
+
     from specmatrix.matrix.zoo.oracle import Proposals
     from specmatrix.matrix.zoo.oracle_drafts import Drafts, Shape
 
@@ -70,15 +72,21 @@ def naive_check(
     drafts: Callable[[str], Drafts] = zoo_drafts,
     caps: Sequence[int] = (),
     sure: Sure | None = None,
+    legal: Callable[[tuple[int, ...]], numpy.ndarray] | None = None,
 ) -> NaiveCheck:
     """Compare an answer's rounds. shapes: (steps, topk, draft tokens) of each round; lengths: tokens of each, bonus
     included. among: indices of the rounds to compare. drafts: makes a target's drafts. caps: most tokens of each round.
+    legal: the tokens that may follow an output, bool [V], for drafts that follow a grammar.
     A round whose accepted path may extend past the end of the text is not compared.
     """
     import torch
 
     from specmatrix.matrix.zoo.oracle import Proposals, accepted_path
     from specmatrix.matrix.zoo.oracle_drafts import key_of
+
+    def after(known: int, path: tuple[int, ...]) -> numpy.ndarray:
+        assert legal is not None
+        return legal((*tokens[len(prompt) : known + 1], *path))
 
     tokens, known, compared, reach = [*prompt, *output], len(prompt), 0, 0
     proposals: dict[tuple[str, int], Proposals] = {}
@@ -89,7 +97,7 @@ def naive_check(
                 continue
             key = key_of(algorithm, shape)
             if key not in proposals:
-                proposals[key] = Proposals(drafts(target).of(algorithm, shape, tokens))
+                proposals[key] = Proposals(drafts(target).of(algorithm, shape, tokens), legal and after)
             path = accepted_path(proposals[key], tokens, known, shape)
             most = caps[index] if caps else sys.maxsize
             if known + min(1 + len(path), most) >= len(tokens):

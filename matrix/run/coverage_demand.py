@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from specmatrix.engine.core.observe.counters import COUNTERS, GPU, OPTIONS, RANKS, ZERO
+from specmatrix.engine.core.observe.counters import COUNTERS, GPU, RANKS, ZERO
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.cover.selection import of_gpus
 from specmatrix.reports.schema import CounterDemand
@@ -19,5 +19,5 @@ def demanded(stage: str, gpus: int) -> CounterDemand | None:
     if stage != STAGE or gpus > 1:
         return None
     cells = len(of_gpus(stage_cells(stage), gpus))
-    never = (*ZERO, *OPTIONS, *(RANKS if gpus else GPU))
+    never = (*ZERO, *(RANKS if gpus else GPU))
     return CounterDemand(tuple(name for name in COUNTERS if name not in never), ZERO, cells)

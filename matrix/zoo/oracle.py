@@ -6,10 +6,12 @@ batching of requests. No computation is shared with the engine.
 """
 
 import json
+import math
 import sys
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
+import numpy
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -49,13 +51,15 @@ WIDTHS: Final = ("auto", 4, 6, 8, 16)
 ADAPTING: Final = ("eagle", "eagle3", SINGLE)
 DEEPEST: Final = 7
 CHAIN: Final = (DEEPEST, 1, DEEPEST + 1)
+Legal: TypeAlias = Callable[[int, TokenPath], numpy.ndarray]
 
 
 class Proposals:
-    """The WIDEST most probable children (probability, target id) of requested paths, computed once each."""
+    """The WIDEST most probable children (probability, target id) of requested paths, computed once each. legal: which
+    tokens of the target may follow a path for L = `known`, as bool [V]; None if all may."""
 
-    def __init__(self, draft: OracleDraft) -> None:
-        self.draft = draft
+    def __init__(self, draft: OracleDraft, legal: Legal | None = None) -> None:
+        self.draft, self.legal = draft, legal
         self.children: dict[tuple[int, TokenPath], list[tuple[float, int]]] = {}
         self.states: dict[tuple[int, TokenPath], Tensor] = {}
 
@@ -69,6 +73,11 @@ class Proposals:
     def _work_out(self, known: int, paths: list[TokenPath]) -> None:
         fed = [[self.states[known, path[:depth]] for depth in range(len(path))] for path in paths]
         states, logits = self.draft.after(known, paths, fed)
+        if self.legal is not None:
+            ids = [self.draft.to_target(index) for index in range(logits.shape[-1])]
+            masks = torch.tensor([self.legal(known, path)[ids].tolist() for path in paths])
+            # Nothing may follow the end of a grammar.
+            logits = logits.masked_fill(~masks & masks.any(-1, keepdim=True), -math.inf)
         best, order = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
         for row, path in enumerate(paths):
             pairs = zip(best[row, :WIDEST].tolist(), order[row, :WIDEST].tolist(), strict=True)

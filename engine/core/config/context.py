@@ -159,13 +159,13 @@ class Rule:
         return "refused" if self.got is None else "rewritten"
 
 
-def outside(value: int | str, low: int, high: int) -> bool:
-    """True for an integer below `low` or above `high`."""
-    return isinstance(value, int) and not low <= value <= high
+def outside(value: float | str, low: float, high: float) -> bool:
+    """True for a number below `low` or above `high`."""
+    return not isinstance(value, str) and not low <= value <= high
 
 
-def bounded(field: str, low: int, high: int, why: str, unit: str = "") -> Rule:
-    """Refuses an integer outside its range. The message ends with `why`, unless a unit explains the range."""
+def bounded(field: str, low: float, high: float, why: str, unit: str = "") -> Rule:
+    """Refuses a number outside its range. The message ends with `why`, unless a unit explains the range."""
     return Rule(
         name=field.replace("speculative_", "").replace("eagle_", "").replace("_", "-") + "-range",
         why=why,

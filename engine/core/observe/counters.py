@@ -80,8 +80,6 @@ COUNTERS: Final[dict[str, str]] = {
 GPU: Final = ("graph.replayed", "graph.eager", "graph.waited")
 # Only an engine with several ranks hits these.
 RANKS: Final = ("rank.step",)
-# Only an engine with an option that no axis has.
-OPTIONS: Final = ("grammar.masked_drafts",)
 # Hits of these are defects; every other counter must be hit at least once in a complete nightly run.
 ZERO: Final[dict[str, str]] = {
     "graph.waited": "the replay of a CUDA graph must not wait for the device",

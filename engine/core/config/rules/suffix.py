@@ -12,7 +12,7 @@ PREFIX: Final = "speculative_suffix_"
 FLAGS: Final = tuple(name for name in UNASKED if name.startswith(PREFIX))
 # A draft has one node more than the tree's deepest path has tokens behind its first; see MAX_DRAFT_TOKENS.
 MAX_DEPTH: Final = 256
-MAX_RATE: Final = 256.0
+MAX_RATE: Final = 256
 
 
 def suffix_options(s: RuleContext) -> SuffixOptions | None:
@@ -33,17 +33,6 @@ def _explicit(s: RuleContext) -> list[str]:
     return [name for name in FLAGS if getattr(s.asked, name) != UNASKED[name]]
 
 
-def _between(name: str, low: float, high: float, why: str) -> Rule:
-    """Refuses a number outside its range."""
-    field = PREFIX + name
-    return Rule(
-        f"suffix-{name.replace('_', '-')}-range",
-        why,
-        lambda s: not low <= getattr(s.asked, field) <= high,
-        lambda s: f"{field} must be between {low:g} and {high:g}, got {getattr(s.asked, field):g}: {why}",
-    )
-
-
 SUFFIX_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "suffix-unread",
@@ -56,7 +45,7 @@ SUFFIX_RULES: Final[tuple[Rule, ...]] = (
     ),
     bounded(f"{PREFIX}max_tree_depth", 2, MAX_DEPTH, "a path holds at least a matching token and its successor"),
     bounded(f"{PREFIX}max_cached_requests", 0, MAX_CAPACITY, "0 keeps no outputs of other requests"),
-    _between("max_spec_factor", 0, MAX_RATE, "drafts per matching token"),
-    _between("max_spec_offset", -MAX_RATE, MAX_RATE, "drafts besides those that the match allows"),
-    _between("min_token_prob", 0, 1, "a draft's probability"),
+    bounded(f"{PREFIX}max_spec_factor", 0, MAX_RATE, "drafts per matching token"),
+    bounded(f"{PREFIX}max_spec_offset", -MAX_RATE, MAX_RATE, "drafts besides those that the match allows"),
+    bounded(f"{PREFIX}min_token_prob", 0, 1, "a draft's probability"),
 )

@@ -69,7 +69,7 @@ class Rounds:
 @settings(max_examples=60, deadline=None)
 @given(grammar=GRAMMARS, marker=st.sampled_from([(), (310,), (310, 311, 310), (310, 310)]), draw=st.randoms())
 def test_masks_equal_the_hosts_along_every_tree(grammar, marker, draw):
-    """Trees of legal and other tokens, of which the first legal path is accepted, until the grammar ends."""
+    """Draft trees that mix legal and illegal tokens; each accepts its first legal path, until the grammar ends."""
     params = SamplingParams(**{grammar[0]: grammar[1]}, reasoning_end_ids=marker)
     host, table = Rounds(params, tabled=False), Rounds(params, tabled=True)
     small = table.compiled[params.constraint].table is not None

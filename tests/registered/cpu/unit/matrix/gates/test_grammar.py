@@ -4,7 +4,7 @@ import pytest
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import State
-from specmatrix.matrix.gates.grammar import EFFECTS, OF_DRAFTS, TOGETHER, GrammarGate
+from specmatrix.matrix.gates.grammar import EFFECTS, OF_DRAFTS, REFUSED, TOGETHER, GrammarGate
 from specmatrix.matrix.oracles.grammar import behind_marker, following, unreadable
 from specmatrix.matrix.subjects.protocol import Capability
 from specmatrix.matrix.workloads.build import workload
@@ -14,7 +14,7 @@ from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.stored_oracle import oracle_of
 
 CELL, TAGGED = "eagle3.s3.v2.mixed_lengths.regex", "eagle3.s3.v2.mixed_lengths.mixed.tagged"
-GATE = GrammarGate()
+GATE, TEXT = GrammarGate(), "a grammar refused 2 drafts of chains that follow it"
 
 
 @pytest.mark.parametrize("cell", [CELL, TAGGED])
@@ -39,7 +39,16 @@ def test_an_illegal_token_and_an_unreadable_answer_are_named(measured, altered):
     assert ended.message.endswith("it ended with an error, although its grammar left a token")
 
 
-@pytest.mark.parametrize(("name", "why"), [*(EFFECTS | TOGETHER | OF_DRAFTS).items()])
+def test_chains_that_follow_their_grammar_have_no_refused_draft(measured):
+    found = measured("eagle3.llama_json.s3.gsm.json")
+    assert found.judge(GATE).state is State.PASS and found.run.evidence["grammar.masked_drafts"]
+    for name, value, state in (("forbade", 2, State.FAIL), ("masked_drafts", 0, State.NOT_MEASURED)):
+        run = replace(found.run, evidence={**found.run.evidence, f"grammar.{name}": value})
+        outcome = found.judge(GATE, run)
+        assert outcome.state is state and outcome.message in {"no mask changed a draft", TEXT}
+
+
+@pytest.mark.parametrize(("name", "why"), [*(EFFECTS | TOGETHER | OF_DRAFTS | REFUSED).items()])
 def test_masks_without_effect_are_not_measured(measured, name, why):
     found = measured(CELL)
     run = replace(found.run, evidence={**found.run.evidence, name: 0})

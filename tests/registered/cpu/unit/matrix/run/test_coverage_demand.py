@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specmatrix import HOME
-from specmatrix.engine.core.observe.counters import COUNTERS, GPU, OPTIONS, RANKS, ZERO
+from specmatrix.engine.core.observe.counters import COUNTERS, GPU, RANKS, ZERO
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.faults.plant import planted
 from specmatrix.matrix.run.coverage_demand import demanded
@@ -29,7 +29,7 @@ def test_only_the_whole_stage_demands_counters():
     assert demand.cells == len([cell for cell in stage_cells("nightly") if not cell.gpus])
     on_gpu = demanded("nightly", 1)
     assert on_gpu is not None and set(on_gpu.hit) - set(demand.hit) == set(GPU) - set(ZERO)
-    assert set(on_gpu.hit) | set(demand.zero) == set(COUNTERS) - {*RANKS, *OPTIONS}
+    assert set(on_gpu.hit) | set(demand.zero) == set(COUNTERS) - {*RANKS}
     assert set(demand.hit) - set(on_gpu.hit) == set(RANKS)
     assert demanded("nightly", 2) is None, "a few cells hit few counters"
     assert set(demand.zero) == set(ZERO) == {"graph.waited", "grammar.stuck", "stamp.wrong"}
