@@ -229,7 +229,8 @@ class EngineThread:
         params, llm = asked.params, self._llm
         if params.constraint is None:
             return asked
-        if (found := llm.grammars.live.get(params.constraint)) is None:
+        found: object = llm.grammars.live.get(params.constraint)
+        if found is None:
             found = await asyncio.get_running_loop().run_in_executor(_COMPILER, llm.compiled, params)
         return replace(asked, grammar=found)
 
