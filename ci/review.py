@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
@@ -11,12 +12,16 @@ from urllib.parse import urlsplit
 import typer
 
 from specmatrix.errors import ConfigError, shown, text_of
+from specmatrix.files import read_text
 from specmatrix.matrix.cover.selection import base_name
+from specmatrix.matrix.run.executed_lines import changed_lines, ranges, suspects
 from specmatrix.options import Acknowledge
 from specmatrix.plain_text import as_given
 from specmatrix.reports.atomic import check_place, held, write_text
 from specmatrix.reports.compare import compare, read_acknowledgements
+from specmatrix.reports.cost import CPU_TIER
 from specmatrix.reports.render.review import (
+    Annotation,
     LostRun,
     Review,
     check_run,
@@ -26,8 +31,9 @@ from specmatrix.reports.render.review import (
     workflow_commands,
 )
 from specmatrix.reports.render.run import view
-from specmatrix.reports.schema import ReportError
+from specmatrix.reports.schema import REFERENCE, ReportError
 from specmatrix.reports.store import Report, load
+from specmatrix.reports.wording import count
 
 COMMENT_FILE: Final = "comment.md"
 CHECK_FILE: Final = "check.json"
@@ -41,6 +47,10 @@ def review(
     acknowledge: Acknowledge = None,
     out: Annotated[Path | None, typer.Option(help="write comment.md and check.json here")] = None,
     link: Annotated[str, typer.Option(help="address of the CI run, for the comment")] = "",
+    diff: Annotated[
+        Path | None,
+        typer.Option(help="`git diff -U0` of the change: annotate its lines that only failing cells execute"),
+    ] = None,
     annotate: Annotated[bool, typer.Option("--annotate", help="print annotations for GitHub Actions")] = False,
 ) -> int:
     """Print the verdict of each run, write `comment.md` and `check.json`, and return 1 if one is red.
@@ -66,18 +76,44 @@ def review(
         before, missing = base_of(head, base)
         run = view(head)
         reviews.append(Review(run, None if before is None else compare(before, head, entries), missing))
+    lines = () if diff is None else lines_of(reviews, diff)
     if out is not None:
         with held(out):
             write_text(out / COMMENT_FILE, comment(reviews, link, lost))
-            write_text(out / CHECK_FILE, json.dumps(check_run(reviews, link, lost), indent=1) + "\n")
+            write_text(out / CHECK_FILE, json.dumps(check_run(reviews, link, lines, lost), indent=1) + "\n")
     for run_name, why in lost:
         print(f"{run_name}: red, no report: {why}")
     for each in reviews:
         said = f"{each.name}: {each.verdict}, {each.outcome}{'; ' + each.missing if each.missing else ''}"
         print(said.replace("\n", " "))
-    for command in workflow_commands(marked(reviews, lost)) if annotate else ():
+    for line in lines:
+        print(f"{line.path}:{line.line}: {line.message}")
+    for command in workflow_commands(marked(reviews, lines, lost)) if annotate else ():
         print(command, file=as_given(sys.stdout))
     return int(verdict(reviews, lost) != "green")
+
+
+def lines_of(reviews: Sequence[Review], diff: Path) -> list[Annotation]:
+    """The changed lines that only failing cells execute, found on the CPU tier by running a few cells again.
+    ConfigError if the diff cannot be read."""
+    try:
+        changed = changed_lines(read_text(diff))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the diff {shown(str(diff))}: {error}") from error
+    found = []
+    for each in reviews:
+        header = each.run.header
+        if not changed or header.tier != CPU_TIER or header.subject.name != REFERENCE:
+            continue
+        new = {row.cell for row in each.new}
+        red = [cell for cell in each.run.red if cell.id in new]
+        lines_by_path, names, green = suspects(red, each.run.cells, changed, header.tier, header.seed)
+        for path, lines in lines_by_path.items():
+            title = "only failing cells execute this"
+            others = count(len(green), "passing cell")
+            text = f"executed by {', '.join(names)}, and by none of {others} that were traced too"
+            found += [Annotation(title, text, path, first, last) for first, last in ranges(lines)]
+    return found
 
 
 def base_of(head: Report, base: Path | None) -> tuple[Report | None, str]:

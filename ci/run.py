@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from specmatrix.matrix.cells.timed import TIMED
 from specmatrix.matrix.cover.order import cheaper_stage, measured_seconds
 from specmatrix.matrix.cover.selection import chosen_cells
 from specmatrix.matrix.gates.registry import all_gates, applied_gates
+from specmatrix.matrix.run.executed_lines import Lines, beside, no_suspect, own_change, ranges, read_change, suspects
 from specmatrix.matrix.run.explain import Explain
 from specmatrix.matrix.run.plugins import load_algorithm_plugin
 from specmatrix.matrix.run.provenance import run_header
@@ -90,7 +91,7 @@ def run(options: RunOptions) -> int:
         visible_gpus(options.tier)
     if options.subject == REFERENCE:
         require("torch")
-    seconds = measured_seconds(options.durations, options.tier)
+    seconds, change = measured_seconds(options.durations, options.tier), change_of(options)
     with cell_runs(options, at_once, seconds, rules) as runs:
         again = options.rerun_failed
         name = options.subject if engine is None else engine.name
@@ -111,8 +112,13 @@ def run(options: RunOptions) -> int:
         writer = write_report(options.out, header, chosen, runs.explained(which)(chosen), options.fail_fast, decide)
         with writer.read() as report:
             view = write_run(report)
+        named: list[str] = []
+        if change is not None and not options.json and not gpus:
+            named += suspect_lines(view, change, options.tier, options.seed, chosen if options.change else (), runs)
     # A connected cluster captures printed output.
     show_run(view, options.out, write_explained(view, options.out), options.json, options.junit)
+    for line in named:
+        print(line)
     return int(view.verdict != "green")
 
 
@@ -184,6 +190,42 @@ def newest_report(folder: Path) -> Path:
     if (newest := max(found, key=lambda path: path.stat().st_mtime, default=None)) is None:
         raise ReportError(f"there is no {REPORT_FILE} in {folder}; name the report whose failed cells rerun")
     return newest
+
+
+def change_of(options: RunOptions) -> Lines | None:
+    """The changed lines from which a red run names suspects, by default those of the checkout since its branch left the
+    main one; None without any. ConfigError for `--change` if the cells run other sources."""
+    if options.change is None:
+        return None if options.fault or options.subject != REFERENCE else own_change() or None
+    if options.fault or options.subject != REFERENCE:
+        option = f"--fault {options.fault}" if options.fault else f"--subject {options.subject}"
+        raise ConfigError(f"--change is of this engine's sources; it cannot be combined with {option}")
+    try:
+        return read_change(options.change)
+    except ConfigError as error:
+        raise ConfigError(f"--change: {error}") from error
+
+
+def suspect_lines(
+    view: RunView,
+    change: Lines,
+    tier: str,
+    seed: int,
+    chosen: Sequence[Cell],
+    runs: Callable[[Sequence[Cell]], Iterable[CellResult]],
+) -> Iterator[str]:
+    """Sentences on the changed lines that only a red run's failing cells execute, found by running a few cells again.
+    With `chosen` cells, of which a few run now if none passed because `fail_fast` ended the run, also a sentence on why
+    there are none."""
+    near = beside(view.red, view.cells, chosen) if change else []
+    cells = (*view.cells, *(runs(near) if near else ()))
+    found, names, green = suspects(view.red, cells, change, tier, seed)
+    if view.red and chosen and not found:
+        yield no_suspect(len(view.red), len(names), len(green), change)
+    for path, lines in found.items():
+        for first, last in ranges(lines):
+            place = f"{path}:{first}" + (f"-{last}" if last > first else "")
+            yield f"{place}: executed by {', '.join(names)}, by none of {count(len(green), 'passing cell')} beside it"
 
 
 def hash_of(only: Subset, cells: Sequence[Cell], options: RunOptions, data_hash: str) -> str:

@@ -62,6 +62,14 @@ class RunOptions:
             "folder rerun",
         ),
     ] = None
+    change: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BASE[..HEAD]",
+            help="name the lines of this change that only failing cells execute; by default of the checkout's own "
+            "change since it left its main branch",
+        ),
+    ] = None
     fault: PlantedFault = None
     explain: Annotated[
         bool,

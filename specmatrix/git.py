@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from specmatrix.errors import ConfigError, text_of
+from specmatrix.errors import ConfigError, shown, text_of
 
 # Disables the repository's hooks.
 SETTINGS: Final = ("-c", "core.hooksPath=/dev/null")
@@ -39,3 +39,11 @@ def git(folder: Path, *words: str) -> str:
         said = text_of(done.stderr.decode(errors="replace").strip()) or f"exit status {done.returncode}"
         raise GitFailed(f"git {words[0]} failed in {folder}: {said}")
     return done.stdout.decode(errors="replace").rstrip()
+
+
+def commit_of(folder: Path, name: str) -> str:
+    """Resolve a commit name to its hash. ConfigError if the repository has no such commit."""
+    try:
+        return git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    except GitFailed:
+        raise ConfigError(f"{shown(name)} is not a commit of {folder}") from None

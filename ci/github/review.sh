@@ -18,6 +18,8 @@ for tier in ${TIERS//,/ }; do
 done
 mkdir -p data/base
 status=0
-"$specmatrix" review "${whole[@]}" --base data/base --out out/review --link "$LINK" --annotate || status=$?
+# Of a pull request, whose merge commit has the base as its first parent.
+git diff -U0 HEAD^1 HEAD > change.diff 2> /dev/null || true
+"$specmatrix" review "${whole[@]}" --base data/base --out out/review --link "$LINK" --diff change.diff --annotate || status=$?
 cat out/review/comment.md >> "${GITHUB_STEP_SUMMARY:-/dev/null}"
 exit "$status"

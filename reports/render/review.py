@@ -95,10 +95,13 @@ class LostRun(NamedTuple):
 
 
 class Annotation(NamedTuple):
-    """A message of a check run."""
+    """A check run's message at lines of a file; without a file, at the workflow's."""
 
     title: str
     message: str
+    path: str = ""
+    line: int = 0
+    last: int = 0
 
 
 def comment(reviews: Sequence[Review], link: str = "", lost: Sequence[LostRun] = ()) -> str:
@@ -114,8 +117,10 @@ def verdict(reviews: Sequence[Review], lost: Sequence[LostRun] = ()) -> str:
     return "red" if lost or any(review.verdict == "red" for review in reviews) else "green"
 
 
-def marked(reviews: Sequence[Review], lost: Sequence[LostRun] = ()) -> list[Annotation]:
-    """The first annotations: lost runs, then red cells."""
+def marked(
+    reviews: Sequence[Review], lines: Sequence[Annotation] = (), lost: Sequence[LostRun] = ()
+) -> list[Annotation]:
+    """The first annotations: lost runs, `lines` of the change, then red cells."""
     gone = [Annotation(shorten(f"no report of {name}", _MAX_MESSAGE), shorten(why, _MAX_MESSAGE)) for name, why in lost]
     rows = [(review, row) for review in reviews for row in review.new]
     found = [
@@ -125,17 +130,20 @@ def marked(reviews: Sequence[Review], lost: Sequence[LostRun] = ()) -> list[Anno
         )
         for review, row in rows[:MAX_ANNOTATIONS]
     ]
-    return [*gone, *found][:MAX_ANNOTATIONS]
+    return [*gone, *lines, *found][:MAX_ANNOTATIONS]
 
 
 def workflow_commands(found: Sequence[Annotation]) -> Iterator[str]:
     """Workflow commands for GitHub Actions, escaped so that no value can end its line or start a command."""
     for each in found:
-        yield f"::error title={_property(each.title)}::{_data(each.message)}"
+        place = f"file={_property(each.path)},line={each.line},endLine={each.last}," if each.path else ""
+        yield f"::error {place}title={_property(each.title)}::{_data(each.message)}"
 
 
-def check_run(reviews: Sequence[Review], link: str = "", lost: Sequence[LostRun] = ()) -> dict[str, Json]:
-    """The body of a check run in GitHub's API, without the commit."""
+def check_run(
+    reviews: Sequence[Review], link: str = "", lines: Sequence[Annotation] = (), lost: Sequence[LostRun] = ()
+) -> dict[str, Json]:
+    """The body of a check run in GitHub's API, without the commit. lines: annotated lines of the change."""
     red, found = sum(len(review.new) for review in reviews), verdict(reviews, lost)
     title = f"{count(red, 'cell')} red now" if red else reviews[0].outcome if len(reviews) == 1 else found
     if lost:
@@ -150,10 +158,10 @@ def check_run(reviews: Sequence[Review], link: str = "", lost: Sequence[LostRun]
             "summary": comment(reviews, link, lost),
             "annotations": [
                 {
-                    "path": ".github", "start_line": 1, "end_line": 1,
+                    "path": each.path or ".github", "start_line": each.line or 1, "end_line": each.last or 1,
                     "annotation_level": "failure", "title": each.title, "message": each.message,
                 }
-                for each in marked(reviews, lost)
+                for each in marked(reviews, lines, lost)
             ],
         },
     }  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 
 from specmatrix import HOME
 from specmatrix.errors import ConfigError
-from specmatrix.git import GitFailed, git
+from specmatrix.git import GitFailed, commit_of, git
 
 
 @pytest.fixture
@@ -20,6 +20,7 @@ def checkout(tmp_path: Path) -> Path:
 
 def test_the_output_ends_without_blanks_and_begins_as_it_is(checkout: Path):
     assert git(checkout, "log", "--format=  %s%n") == "  one"
+    assert commit_of(checkout, "HEAD") == git(checkout, "rev-parse", "HEAD")
 
 
 def test_a_refusal_is_one_sentence_with_what_git_said(checkout: Path, tmp_path: Path):
@@ -28,6 +29,9 @@ def test_a_refusal_is_one_sentence_with_what_git_said(checkout: Path, tmp_path: 
     assert "\n" not in str(caught.value)
     with pytest.raises(GitFailed, match=r"^git config failed in .*: exit status 1$"):
         git(checkout, "config", "--get", "no.such")
+    for name in ("nowhere", "--help", ""):
+        with pytest.raises(ConfigError, match=rf"^'{name}' is not a commit of "):
+            commit_of(checkout, name)
 
 
 def test_a_machine_without_git_and_a_missing_folder_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -35,7 +39,7 @@ def test_a_machine_without_git_and_a_missing_folder_are_told_apart(tmp_path: Pat
         git(tmp_path / "gone", "status")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match=r"^git is not installed$"):
-        git(tmp_path, "status")
+        commit_of(tmp_path, "HEAD")
 
 
 def test_neither_a_hook_that_runs_this_program_nor_one_of_the_repository_matters(

@@ -8,7 +8,7 @@ import pytest
 from specmatrix.ci.review import base_of, review
 from specmatrix.errors import ConfigError
 from specmatrix.reports.compare import compare
-from specmatrix.reports.render.review import MARKER, Review, check_run, comment, marked, workflow_commands
+from specmatrix.reports.render.review import MARKER, Annotation, Review, check_run, comment, marked, workflow_commands
 from specmatrix.reports.render.run import view
 from specmatrix.reports.schema import GateResult, ReportError
 from specmatrix.reports.store import load
@@ -117,6 +117,24 @@ def test_the_command_writes_both_files_and_its_status_is_the_verdict(cells, tmp_
 
 def test_the_poster_knows_the_same_marker():
     assert f'"{MARKER}"' in (Path(__file__).parents[6] / "ci" / "github" / "post.py").read_text()
+
+
+def test_lines_that_only_failing_cells_execute_come_first(cells, reviewed):
+    found = reviewed(cells("a"), cells("a", red=("a",)))
+    lines = [Annotation("only failing cells execute this", "executed by a", "engine/loop.py", 4, 6)]
+    first, second = workflow_commands(marked([found], lines))
+    assert first == (
+        "::error file=engine/loop.py,line=4,endLine=6,title=only failing cells execute this::executed by a"
+    )
+    assert second.startswith("::error title=a")
+    note = check_run([found], lines=lines)["output"]["annotations"][0]
+    assert (note["path"], note["start_line"], note["end_line"]) == ("engine/loop.py", 4, 6)
+
+
+def test_a_diff_that_cannot_be_read_is_named(cells, tmp_path, write_report):
+    head = write_report(tmp_path / "h", cells("a", red=("a",)))
+    with pytest.raises(ConfigError, match=r"cannot read the diff '.*none'"):
+        review([head], None, None, None, "", annotate=False, diff=tmp_path / "none")
 
 
 def test_a_run_that_left_no_report_is_red_and_named(cells, tmp_path, write_report, capsys):

@@ -18,7 +18,7 @@ def test_tests_that_import_a_module_run_first_then_the_nearest_then_its_package(
     importing, nearest, package = unit_tests_of("matrix/oracles/adaptive.py")
     assert (nearest, package) == ((f"{UNIT}/matrix/oracles",), (f"{UNIT}/matrix",))
     assert f"{UNIT}/matrix/oracles/test_adaptive.py" in importing
-    assert f"{UNIT}/ci/test_shrink.py" in unit_tests_of("matrix/run/record.py")[0], "of another package"
+    assert f"{UNIT}/ci/test_suspects.py" in unit_tests_of("matrix/run/executed_lines.py")[0], "of another package"
     assert f"{UNIT}/matrix/gates/test_ledger.py" in unit_tests_of("matrix/oracles/ledger.py")[0], "of its gate"
     assert unit_tests_of("engine/core/absent/deeper/one.py") == ((f"{UNIT}/engine/core",), (f"{UNIT}/engine",))
 

@@ -1,11 +1,14 @@
-"""Mutants that cells or tests kill."""
+"""From a commit to the cells and lines that tell of it; mutants that cells or tests kill."""
+
+import subprocess
+import sys
 
 import pytest
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.command import select
-from specmatrix.matrix.faults.plant import trial
+from specmatrix.matrix.faults.plant import environment, planted, trial
 from tools.mutants import judging
 from tools.mutants.judging import Judge, Outcome
 from tools.mutants.mutations import mutations
@@ -13,6 +16,33 @@ from tools.mutants.mutations import mutations
 pytestmark = pytest.mark.nightly
 
 RED = "eagle3.s3.k4.n8.v2.mixed_lengths"
+SELECTED = "algorithm in (eagle3, none) and adaptive=off and tp=1 and batch in (mixed_lengths, pair)"
+
+
+def git(folder, words):
+    settings = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *settings, *words.split()], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(("fault", "named"), [("bonus-stride", True), ("path-not-compacted", False)])
+def test_a_red_run_of_a_change_names_its_lines_that_only_failing_cells_execute(tmp_path, fault, named):
+    with planted(None) as tree:
+        (tree / "pyproject.toml").touch()
+        git(tree, "init -q -b main")
+        git(tree, "add .")
+        git(tree, "commit -qm base")
+        [changed] = select([fault])[0].patch.apply(tree)
+        git(tree, "commit -qam head")
+        words = ["run", "--change", "HEAD~1..HEAD", "--stage", "smoke", "--cells", SELECTED, "--workers", "1"]
+        command = [sys.executable, "-m", "specmatrix", *words, "--out", str(tmp_path / "out")]
+        done = subprocess.run(command, cwd=tree, env=environment(tree), capture_output=True, text=True)
+        name = changed.relative_to(tree)
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith((f"{name}:", "no changed line "))]
+    if named:
+        assert [line.endswith(f": executed by {RED}, by none of 2 passing cells beside it") for line in lines] == [True]
+    else:  # the line before a deletion is one that every cell executes
+        assert len(lines) == 1 and "only: 1 failing and 2 passing cells ran again, traced" in lines[0]
 
 
 def test_mutants_die_by_a_gate_a_crash_or_a_test():
