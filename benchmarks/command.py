@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -13,18 +13,26 @@ from typing import Annotated, Any, Final
 import typer
 
 from specmatrix.benchmarks.metric import Metric
+from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.zoo.registry import NAMES, verify_models
 from specmatrix.options import Json
 from specmatrix.reports.atomic import check_place, write_text
 from specmatrix.reports.render.console import print_markdown
 from specmatrix.reports.render.progress import waiting
 
+GROUPS: Final = ("decoding",)
+# Groups measured only if named: against vLLM, which has its own installation, rounds on a GPU, and a search of tiles.
+VLLM: Final = "vllm"
+GPU: Final = "gpu"
+TUNE: Final = "tune"
+NAMED: Final = (*GROUPS, VLLM, TUNE)
 FILES: Final = ("bench.json", "bench.md")
 SIGNS: Final = {"higher": ">=", "lower": "<="}
 
 
 def bench(
-    gpu: Annotated[bool, typer.Option("--gpu", help="measure rounds on a GPU instead")] = False,
+    groups: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="benchmarks to run; default: all")] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="run the GPU benchmarks instead")] = False,
     out: Annotated[Path | None, typer.Option(help="also write bench.json and bench.md here")] = None,
     json_: Json = False,
 ) -> int:
@@ -33,11 +41,19 @@ def bench(
     Returns 0 if every goal is met, else 1; noisy, red and unmeasured figures do not meet their goal. ConfigError if a
     zoo file is damaged, ReportError if `out` cannot be written.
     """
+    if gpu and groups:
+        raise ConfigError(
+            f"benchmark {shown(groups[0])} cannot be combined with --gpu; give the name or --gpu, not both"
+        )
+    if unknown := next((group for group in groups or () if group not in NAMED), None):
+        raise ConfigError(f"benchmark {shown(unknown)} is unknown; it must be one of {', '.join(NAMED)}")
     verify_models(NAMES)
     if out is not None:
         check_place(out, *FILES)
-    with waiting("measuring rounds on the GPU" if gpu else "measuring decoding"):
-        found = list(_measured(gpu))
+    found: list[Metric] = []
+    for group in (GPU,) if gpu else groups or GROUPS:
+        with waiting(f"measuring {group}"):
+            found += _measure(group)()
     record = {"metrics": [metric.as_dict() for metric in found], "machine": _machine()}
     if out is not None:
         for name, text in zip(FILES, (json.dumps(record, indent=1) + "\n", markdown(record)), strict=True):
@@ -49,14 +65,19 @@ def bench(
     return 0 if all(metric.state in ("met", "reported") or metric.goal is None for metric in found) else 1
 
 
-def _measured(on_gpu: bool) -> Iterator[Metric]:
-    """The figures; imports torch and sets one compute thread."""
+def _measure(group: str) -> Callable[[], Iterator[Metric]]:
+    """The measure function of a group; imports torch and sets one compute thread."""
     import torch
 
-    from specmatrix.benchmarks import decoding, gpu
+    from specmatrix.benchmarks import decoding, gpu, tune
 
     torch.set_num_threads(1)
-    return gpu.measure() if on_gpu else decoding.beside_transformers()
+    return {
+        "decoding": decoding.beside_transformers,
+        VLLM: decoding.beside_vllm,
+        GPU: gpu.measure,
+        TUNE: tune.measure,
+    }[group]
 
 
 def _machine() -> dict[str, Any]:

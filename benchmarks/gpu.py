@@ -1,4 +1,4 @@
-"""Rounds on one GPU against its memory bandwidth, with random weights of published shapes, prompts
+"""Rounds on one GPU against its memory bandwidth and other engines, with random weights of published shapes, prompts
 of 1024 tokens and bf16.
 
 Drafts of random weights are hardly ever accepted; the figures measure the cost of a round, whatever its yield.
@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from specmatrix.benchmarks.metric import Metric, spread_of
+from specmatrix.benchmarks.peers import gpt_fast, transformers
 from specmatrix.benchmarks.shapes import SHAPES, write_eagle3, write_target
 from specmatrix.benchmarks.steady import PAIRS, Bench, free, targets_kept
 from specmatrix.benchmarks.timings import timings
@@ -53,6 +54,10 @@ def metrics(folder: Path) -> Iterator[Metric]:
             yield from rounds(one)
             yield from verification(one, stated=one is large)
             yield from timings(one, GOALS[one.name][2], trees=one is small)
+            if one is large:
+                yield transformers(one)
+                free()
+                yield gpt_fast(one, "llama-3.1-8b")
 
 
 def bench(name: str, folder: Path) -> Bench:

@@ -68,6 +68,11 @@ def wrong(name: str, goal: float | None, why: str) -> Metric:
     return Metric(name, (), goal, note=why, red=True)
 
 
+def unmeasured(name: str, goal: float | None, why: str) -> Metric:
+    """A metric that could not be measured."""
+    return Metric(name, (), goal, note=why)
+
+
 def spread_of(times: Sequence[float]) -> float:
     """Width of the middle 80 % of the times relative to their median, so one outlier in ten is tolerated."""
     ordered = sorted(times)

@@ -1,4 +1,4 @@
-"""The tiles of `fused_linear`: those that a search found fastest, and a rule for other sizes."""
+"""The tiles of `fused_linear`: those that `specmatrix bench tune` found fastest, and a rule for other sizes."""
 
 from __future__ import annotations
 
@@ -64,6 +64,17 @@ def read() -> Table:
     """The table of all cards."""
     found = json.loads(FILE.read_text(encoding="utf-8"))
     return {card: {_projection(key): LinearTile(*row) for key, row in rows.items()} for card, rows in found.items()}
+
+
+def write(table: Table) -> None:
+    """Write the table, a line for each projection."""
+    cards = (
+        f' "{card}": {{\n'
+        + ",\n".join(f'  "{one.key}": {json.dumps([*table[card][one]])}' for one in sorted(table[card]))
+        + "\n }"
+        for card in sorted(table)
+    )
+    FILE.write_text("{\n" + ",\n".join(cards) + "\n}\n", encoding="utf-8")
 
 
 def projection(rows: int, depth: int, columns: int, gated: bool, add: bool) -> Projection:

@@ -22,7 +22,7 @@ COMMANDS = {
     "generate": (*CONSOLE, "generate", "Sam walks."),
     "contract": (*CONSOLE, "contract", "none"),
     "pytest of two workers": ("-m", "pytest", "-p", "no:cacheprovider", "-q", "-n", "2", "test_cells.py"),
-    "bench": (*CONSOLE, "bench", "--out", "out"),
+    "bench": (*CONSOLE, "bench", "decoding", "--out", "out"),
     "pytest": ("-m", "pytest", "-p", "no:cacheprovider", "-q", "test_cells.py", "--specmatrix-cells", "none.length"),
 }
 

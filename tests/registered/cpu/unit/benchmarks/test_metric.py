@@ -2,7 +2,7 @@
 
 import pytest
 
-from specmatrix.benchmarks.metric import MAX_SPREAD, Metric, Pairs, interleave, spread_of, wrong
+from specmatrix.benchmarks.metric import MAX_SPREAD, Metric, Pairs, interleave, spread_of, unmeasured, wrong
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_a_peer_that_varies_too_much_proves_neither(figure):
 
 
 def test_no_figure_without_equal_outputs_or_a_measurement():
-    assert (wrong("m", 2.5, "tokens differ").state, Metric("m", [], 2.5).state) == ("red", "not measured")
+    assert (wrong("m", 2.5, "tokens differ").state, unmeasured("m", 2.5, "no plugin").state) == ("red", "not measured")
     assert wrong("m", 2.5, "tokens differ").as_dict()["ratio"] is None
     assert Metric("m", [1.0], None).state == "reported"
 

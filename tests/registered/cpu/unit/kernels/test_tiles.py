@@ -49,6 +49,13 @@ def test_a_size_of_the_table_has_its_tile_and_another_the_nearest_ones_in_as_man
     assert 512 // found.columns * found.ranges >= tiles.PROGRAMS
 
 
+def test_the_table_is_read_as_it_is_written(tmp_path, monkeypatch):
+    whole = tiles.FILE.read_text(encoding="utf-8")
+    monkeypatch.setattr(tiles, "FILE", tmp_path / "tiles.json")
+    tiles.write(tiles.TILES)
+    assert tiles.read() == tiles.TILES and tiles.FILE.read_text(encoding="utf-8") == whole
+
+
 # What is projected, the operation, and its case: with all that stands around such a projection in a layer.
 PLACES = {
     "heads": ("fused_linear", "20 x 70 x 84 bfloat16 rotation"),
