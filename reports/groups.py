@@ -7,19 +7,16 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from specmatrix.reports.compare.common_factors import exact_factors, is_number
+from specmatrix.reports.common_factors import Conditions, common_factors, is_number, shared
 from specmatrix.reports.effective import effective
 from specmatrix.reports.schema import Cause, CellResult
 from specmatrix.reports.wording import count, failure, shorten
 
 # Maximum number of groups whose common factors are searched, the largest first.
 MAX_FACTORED: Final = 4
-# Candidates that a sentence names.
-MAX_NAMED: Final = 3
 # Names of requests, numbers and a request's logit rules, which differ between equal failures.
 _VARYING: Final = re.compile(r"\b[qwd]\d+(?:\.\w+)*\b|\d[\d.,]*|'[^']*'| under [\w, ]+")
 
-Conditions = tuple[str, ...]
 NO_CAUSES: Final[Mapping[str, Cause]] = MappingProxyType({})
 
 
@@ -40,14 +37,8 @@ class RedGroup(NamedTuple):
         """The group in a sentence."""
         first = self.cells[0]
         what = f"{count(len(self.cells), 'red cell')} with {failure_name(first)}"
-        if not self.factors:
-            return what
-        named = "; or at ".join(" x ".join(each) for each in self.factors[:MAX_NAMED])
-        more = len(self.factors) - MAX_NAMED
-        text = f"{what}{', all' if len(self.cells) > 1 else ','} at {named}"
-        text += f"; or at {more} more" if more > 0 else ""
         ran = f" ({count(self.beside, 'more cell')} ran to tell causes apart)" * bool(self.beside)
-        return f"{text}, where none of {count(self.passing, 'passing cell')} is{ran}"
+        return what + (shared(self.factors, len(self.cells), self.passing) + ran) * bool(self.factors)
 
 
 def red_groups(
@@ -63,7 +54,7 @@ def red_groups(
     for cells in sorted(found.values(), key=len, reverse=True):
         factored = len(groups) < MAX_FACTORED
         failing = [effective(cell.axes, cell.start.resolved) for cell in cells]
-        known = causes.get(cells[0].id) or Cause(exact_factors(failing, passing) if factored else ())
+        known = causes.get(cells[0].id) or Cause(common_factors(failing, passing) if factored else ())
         groups.append(RedGroup(tuple(cells), known.factors, len(green) + known.passing, known.ran))
     return tuple(groups)
 

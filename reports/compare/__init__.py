@@ -2,7 +2,6 @@
 
 from specmatrix.reports.compare.acknowledge import Acknowledgement, read_acknowledgements
 from specmatrix.reports.compare.cell_state import CellChange, ChangeState, Comparison
-from specmatrix.reports.compare.common_factors import common_factors
 from specmatrix.reports.compare.compare import compare, comparison_json
 
 __all__ = [
@@ -10,7 +9,6 @@ __all__ = [
     "CellChange",
     "ChangeState",
     "Comparison",
-    "common_factors",
     "compare",
     "comparison_json",
     "read_acknowledgements",

@@ -246,16 +246,12 @@ class LeftDefault:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A common factor of failing cells, with a `text` such as "red at topk > 1 x spec_version=v2: 6 of 6 failing cells,
-    0 of 31 passing"; `p`: its adjusted p value."""
+    """What failing cells have in common and no passing cell has: the conjunctions of conditions, any of which may be
+    the cause, and a `text` such as "6 red cells, all at topk > 1 x spec_version=v2, where none of 31 passing cells is".
+    """
 
     text: str
-    conditions: tuple[str, ...]
-    failing: int
-    failing_total: int
-    passing: int
-    passing_total: int
-    p: float
+    conditions: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
 
 import msgspec
 
+from specmatrix.reports.common_factors import common_factors, shared
 from specmatrix.reports.compare.acknowledge import Acknowledged, Acknowledgement
 from specmatrix.reports.compare.cell_state import (
     CellChange,
@@ -22,7 +23,6 @@ from specmatrix.reports.compare.cell_state import (
     RewriteChange,
 )
 from specmatrix.reports.compare.cells import Context, compare_cell, lost_cell, new_cell
-from specmatrix.reports.compare.common_factors import common_factors
 from specmatrix.reports.compare.comparability import incomparable_gates, mismatches, threshold_changes, waiver_changes
 from specmatrix.reports.compare.coverage import coverage_change
 from specmatrix.reports.compare.evidence import effects, mark_significant
@@ -50,6 +50,8 @@ _RANK: Final = {
 _COMPARED: Final = tuple(ChangeState(word) for word in ("REGRESSED", "IMPROVED", "SAME", "UNKNOWN", "REWRITTEN"))
 # A hash of git, not all zeros, or the version of a release.
 _COMMIT: Final = re.compile(r"(?!0+$)[0-9a-f]{7,64}|v\d+\.[\w.+-]{1,40}", re.ASCII)
+# Causes whose common factors are searched, the most frequent first.
+_MAX_FACTORED: Final = 4
 _FAILURES = (ChangeState.REGRESSED, ChangeState.NEW, ChangeState.NOT_COMPARABLE)
 
 
@@ -208,10 +210,20 @@ def _unknown_commits(base: Header, head: Header) -> list[str]:
 
 
 def _factors(changes: Iterable[CellChange], head: Report) -> tuple[Factor, ...]:
-    failing = [change.id for change in changes if change.red and change.state in _FAILURES]
-    if not failing:
-        return ()
-    reds = [head.values(cell) for cell in failing]
-    failed = set(failing)
+    """What all failing cells have in common, or if that is nothing, those of each cause."""
+    failing = [change for change in changes if change.red and change.state in _FAILURES]
+    failed = {change.id for change in failing}
     greens = [values for cell in head.lines if cell not in failed and (values := head.effective(cell)) is not None]
-    return common_factors(reds, greens)
+
+    def factor(named: str, cells: Sequence[CellChange]) -> Iterator[Factor]:
+        if found := common_factors([head.values(cell.id) for cell in cells], greens):
+            what = f"{count(len(cells), 'red cell')}{named}"
+            yield Factor(f"{what}{shared(found, len(cells), len(greens))}", found)
+
+    if whole := tuple(factor("", failing)):
+        return whole
+    causes: dict[str, list[CellChange]] = {}
+    for change in failing:
+        causes.setdefault(change.cause, []).append(change)
+    largest = sorted(causes.items(), key=lambda cause: -len(cause[1]))[:_MAX_FACTORED]
+    return tuple(found for cause, cells in largest for found in factor(f" with {shorten(cause, 80)}", cells))

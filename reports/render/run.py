@@ -10,8 +10,6 @@ from typing import Final, NamedTuple
 from msgspec.structs import asdict
 
 from specmatrix.reports.atomic import write_text
-from specmatrix.reports.compare.cell_state import Factor
-from specmatrix.reports.compare.common_factors import common_factors
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.effective import effective
 from specmatrix.reports.gate_numbers import GATES
@@ -86,7 +84,6 @@ class RunView:
     red: tuple[CellResult, ...]
     waived: tuple[CellResult, ...]
     unsupported: tuple[CellResult, ...]
-    factors: tuple[Factor, ...]
     rewrites: tuple[RewriteRow, ...]
     choices: tuple[ChoiceRow, ...]
     groups: tuple[RedGroup, ...]
@@ -170,7 +167,6 @@ def view(report: Report) -> RunView:
     waived = [cell for cell in cells if cell.state in RED_STATES and cell.id not in names]
     unsupported = [cell for cell in cells if cell.state == "UNSUPPORTED"]
     passing = [cell for cell in cells if cell.state == "PASS"]
-    judged = [cell for cell in red if cell.state != "INFRA"]
     groups = red_groups(red, passing, report.causes)
     return RunView(
         header=report.header,
@@ -179,7 +175,6 @@ def view(report: Report) -> RunView:
         red=tuple(red),
         waived=tuple(waived),
         unsupported=tuple(unsupported),
-        factors=common_factors([_values(cell) for cell in judged], [_values(cell) for cell in passing]),
         rewrites=_rewrites(cells),
         choices=_choices(cells),
         groups=groups,

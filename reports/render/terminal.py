@@ -41,8 +41,6 @@ def print_run(run: RunView, console: Console) -> None:
     states = [_counted(state, run.summary.states[state]) for state in STATE_KEYS]
     counts = ", ".join([*states, _counted("waived", run.summary.waived)])
     _say(console, f"{counts}[dim]; total cell time {duration(run.summary.seconds)}[/dim]")
-    for factor in run.factors:
-        _say(console, f"[bold red]{escape(factor.text)}[/bold red]")
     for group in run.groups[:MAX_LISTED]:
         if group.factors or len(group.cells) > 1:
             _say(console, f"[bold]{escape(group.text)}[/bold]")

@@ -66,8 +66,8 @@ class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the comparison must say.
 
     cells: id -> state with the gates that turned red, `REGRESSED: lossless, ledger`, for every cell that is not SAME.
-    factor: the conditions of the first common factor. rewrites: `new spec_version: v2 -> v1`, or a pattern of it, ->
-    "red", "acknowledged", "declared" or "noted" (of no consequence). lost_pairs, gained_pairs: some of the effective
+    factor: the first conditions that failing cells share. rewrites: `new spec_version: v2 -> v1`, or a pattern of it,
+    -> "red", "acknowledged", "declared" or "noted" (of no consequence). lost_pairs, gained_pairs: some of the effective
     pairs, `spec_version=v1 x topk=1`. by_default: some of the pairs that no cell reaches by default any longer. says:
     parts of what cells say.
     """

@@ -16,7 +16,7 @@ from tools.incidents.incident import Expected, Shortfall
 
 def differences(expected: Expected, found: Comparison) -> Iterator[str]:
     """How a comparison differs from the expected one, a sentence for each difference."""
-    factor = " x ".join(found.factors[0].conditions) if found.factors else ""
+    factor = " x ".join(found.factors[0].conditions[0]) if found.factors else ""
     for what, word, said in (("verdict", expected.verdict, found.verdict), ("factor", expected.factor, factor)):
         if word != said:
             yield f"the {what} is {said or 'missing'}, expected {word or 'none'}"

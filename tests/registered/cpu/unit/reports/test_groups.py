@@ -2,7 +2,7 @@
 
 import pytest
 
-from specmatrix.reports.compare.common_factors import exact_factors
+from specmatrix.reports.common_factors import common_factors
 from specmatrix.reports.groups import kind_of, meets, red_groups
 from specmatrix.reports.render.run import run_markdown, run_page, view
 from specmatrix.reports.schema import Cause, GateResult
@@ -16,10 +16,10 @@ def axes(text: str) -> dict[str, str]:
 def test_the_shortest_conjunctions_that_no_passing_cell_meets_are_the_candidates():
     failing = [axes("eagle3 4 mixed_lengths")]
     passing = [axes("eagle3 4 single"), axes("eagle3 1 mixed_lengths"), axes("none 4 mixed_lengths")]
-    assert exact_factors(failing, passing) == (("algorithm=eagle3", "topk=4", "batch=mixed_lengths"),)
-    assert exact_factors(failing, passing[1:]) == (("algorithm=eagle3", "topk=4"),)
-    assert exact_factors(failing, passing[:1]) == (("batch=mixed_lengths",),)
-    assert exact_factors(failing, [axes("eagle3 1 single")]) == (("topk=4",), ("batch=mixed_lengths",))
+    assert common_factors(failing, passing) == (("algorithm=eagle3", "topk=4", "batch=mixed_lengths"),)
+    assert common_factors(failing, passing[1:]) == (("algorithm=eagle3", "topk=4"),)
+    assert common_factors(failing, passing[:1]) == (("batch=mixed_lengths",),)
+    assert common_factors(failing, [axes("eagle3 1 single")]) == (("topk=4",), ("batch=mixed_lengths",))
 
 
 def test_values_that_failing_cells_do_not_share_are_told_by_what_they_exclude():
@@ -27,20 +27,20 @@ def test_values_that_failing_cells_do_not_share_are_told_by_what_they_exclude():
         [axes("eagle3 2 mixed_lengths"), axes("eagle3 4 pair")],
         [axes("eagle3 1 mixed_lengths"), axes("eagle3 4 single")],
     )
-    assert exact_factors(failing, passing) == (("topk > 1", "batch != single"),)
+    assert common_factors(failing, passing) == (("topk > 1", "batch != single"),)
 
 
 def test_of_conditions_on_an_axis_the_one_that_fewer_cells_meet_is_given():
     failing = [axes("eagle3 2 mixed_lengths"), axes("eagle3 4 pair")]
     passing = [axes("eagle3 1 mixed_lengths"), axes("eagle3 4 single"), axes("eagle3 0 single")]
-    assert exact_factors(failing, passing) == (("topk > 1", "batch != single"),), "and not topk != 1 too"
+    assert common_factors(failing, passing) == (("topk > 1", "batch != single"),), "and not topk != 1 too"
 
 
 @pytest.mark.parametrize(
     ("failing", "passing"), [([], ["none 1 pair"]), (["none 1 pair"], []), (["none 1 pair"], ["none 1 pair"])]
 )
 def test_nothing_to_compare_has_no_factor(failing, passing):
-    assert exact_factors([*map(axes, failing)], [*map(axes, passing)]) == ()
+    assert common_factors([*map(axes, failing)], [*map(axes, passing)]) == ()
 
 
 def red(make_cell, name: str, values: str, message: str):

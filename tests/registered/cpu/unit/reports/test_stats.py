@@ -13,7 +13,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 from scipy.special import betaln
-from scipy.stats import fisher_exact as scipy_fisher
 
 from specmatrix.reports import stats
 
@@ -22,25 +21,6 @@ RATES = st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.ju
 EMITTED = [64, 128, 100, 90, 110, 70, 128, 128, 96, 81]
 ROUNDS = [20, 41, 33, 30, 35, 25, 40, 44, 31, 29]
 SHARES = [0.5, 0.25, 0.125, 0.125]
-
-
-@given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
-def test_fisher_is_the_hypergeometric_tail(both, failing_only, matching_only, neither):
-    known = scipy_fisher([[both, failing_only], [matching_only, neither]], alternative="greater").pvalue
-    total = both + failing_only + matching_only + neither
-    assert exp(stats.fisher_log(both, both + failing_only, both + matching_only, total)) == pytest.approx(
-        known, abs=1e-9
-    )
-
-
-def test_fisher_of_many_cells_ranks_the_smallest():
-    assert stats.fisher_log(3001, 5000, 5000, 100_000) < stats.fisher_log(3000, 5000, 5000, 100_000) < -2_000
-    assert stats.fisher_log(3000, 5000, 5000, 100_000) == pytest.approx(
-        scipy_stats.hypergeom.logsf(2999, 100_000, 5000, 5000)
-    )
-    # 6 of 6 failing cells and none of 31 passing: one of C(37, 6) choices.
-    assert stats.fisher_log(6, 6, 6, 37) == pytest.approx(-log(2_324_784))
-    assert stats.fisher_log(0, 5, 5, 100) == 0.0
 
 
 @given(st.lists(st.floats(0, 1), max_size=30))
@@ -279,10 +259,6 @@ def test_rounding_above_one_is_one():
 
 PAIR = ([1, 2], [1, 1])
 BAD = [
-    (lambda: stats.fisher_log(3, 2, 3, 10), "hits must be between 0 and 2, got 3"),
-    (lambda: stats.fisher_log(0, 8, 8, 10), "hits must be between 6 and 8, got 0"),
-    (lambda: stats.fisher_log(0, 11, 3, 10), "failing must be between 0 and 10, got 11"),
-    (lambda: stats.fisher_log(0, 3, 11, 10), "matching must be between 0 and 10, got 11"),
     (lambda: stats.ratio_change(PAIR, ([1], [1])), "number of prompts must be at least 2, got 1"),
     (lambda: stats.ratio_change(PAIR, ([1, 2], [1])), "number of prompts must be at least 2, got 1"),
     (lambda: stats.ratio_change(PAIR, ([1, 2], [1, 0])), "all numbers must be above 0, got 0"),

@@ -37,7 +37,7 @@ STATES = {
         "REGRESSED", True, "lossless PASS -> NOT MEASURED", {}),
     "a new gate is red": (
         lambda m: m.cell("a", gates=RED[:1]), lambda m: m.cell("a", gates=RED),
-        "REGRESSED", True, "lossless not run -> FAIL: x", {}),
+        "REGRESSED", True, "lossless PASS -> FAIL: x", {}),
     "a gate no longer runs": (
         lambda m: m.cell("a"), lambda m: m.cell("a", gates=m.cell().gates[:1]),
         "REGRESSED", True, "lossless PASS -> not run: head does not run this gate", {}),
@@ -294,3 +294,21 @@ def test_other_stages_are_named_before_what_they_lack(against, make_cell):
         "the stages differ, base ran pr and head smoke", "1 cell lost without an acknowledgement",
     )  # fmt: skip
     assert against(cells[:1], cells, base_header={"stage": "smoke"}).verdict == "green"
+
+
+def test_failing_cells_share_factors_and_else_those_of_each_cause_do(against, make_cell):
+    def cells(**red: str):
+        for name in ("single.stop", "single.length", "pair.stop", "pair.length", "burst.stop", "burst.length"):
+            gate = red.get(name.replace(".", "_"))
+            gates = tuple(GateResult(each, "FAIL" if each == gate else "PASS") for each in ("lossless", "ledger"))
+            axes = dict(zip(("batch", "finish"), name.split("."), strict=True))
+            yield make_cell(name, axes=axes, gates=gates, state="FAIL" if gate else "PASS")
+
+    (alike,) = against([*cells()], [*cells(pair_stop="lossless", pair_length="ledger")]).factors
+    assert alike.text == "2 red cells, all at batch=pair, where none of 4 passing cells is"
+    assert alike.conditions == (("batch=pair",),)
+    apart = against([*cells()], [*cells(pair_stop="lossless", single_length="ledger")]).factors
+    assert {row.text for row in apart} == {
+        "1 red cell with lossless PASS -> FAIL, at batch=pair x finish=stop, where none of 4 passing cells is",
+        "1 red cell with ledger PASS -> FAIL, at batch=single x finish=length, where none of 4 passing cells is",
+    }

@@ -87,7 +87,7 @@ def found():
             CellChange("c", ChangeState.LOST, "gone", True, "run"),
             CellChange("d", ChangeState.SAME, "", False, "run"),
         ),
-        factors=(cell_state.Factor("red at", ("topk > 1", "spec_version=v2"), 1, 1, 0, 1, 0.01),),
+        factors=(cell_state.Factor("red at", (("topk > 1", "spec_version=v2"),)),),
         rewrites=(cell_state.RewriteChange("topk: [4] -> 1", "new", "a chain", ("b",), True, True),),
         coverage=cell_state.CoverageChange((cell_state.LostPairs("gone", ("b",), (pair,), ()),), ()),
         left=(cell_state.LeftDefault("spec_version", "v1", (("topk", "1"),), ("b",), (), True),),
