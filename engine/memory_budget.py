@@ -87,7 +87,7 @@ def needs(resolved: Resolved, models: Sequence[Model], ranks: int) -> list[Need]
     windowed = sum(window is not None for window in target.config.windows[: target.layers])
     delta, states, recurrent = target.config.delta, 0, 0
     if delta is not None:
-        layout = delta.layout(target.layers)
+        layout = delta.share(ranks).layout(target.layers)
         recurrent, each = layout.layers, layout.bytes(size) + 8 * r.kv_stamps
         states = (1 + r.states + rows * r.max_draft_tokens) * each
     drafted = size * sum(draft.layers * draft.config.kept_numbers() for draft in drafts)

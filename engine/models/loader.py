@@ -68,6 +68,7 @@ def facts_of(
     draft_tokenizer: str | None = None,
 ) -> Facts:
     """Facts from two configurations, for a device of type `kind`. tokenizer: the target's hash, None if unknown."""
+    experts = () if target.experts is None else (target.experts.inner, target.experts.shared)
     return Facts(
         architecture=target.architecture,
         vocab_size=target.vocab_size,
@@ -81,9 +82,9 @@ def facts_of(
         window=next((size for size in target.windows if size is not None), None),
         bundled=_bundled_facts(target, tokenizer) if target.bundled_layers else None,
         heads=target.num_heads,
-        recurrent=target.delta is not None,
+        state_heads=0 if target.delta is None else target.delta.key_heads,
         kv_heads=target.num_kv_heads if target.latent is None else 1,
-        widths=(target.intermediate_size, *(() if target.experts is None else (target.experts.inner,))),
+        widths=tuple(dict.fromkeys((target.intermediate_size, *experts))),
     )
 
 

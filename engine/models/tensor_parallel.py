@@ -3,7 +3,8 @@
 Projections into heads or intermediate numbers are split by output (column-parallel), projections out of them by input
 (row-parallel), and the results of the latter are summed over the ranks (Megatron-LM, arXiv 1909.08053). Heads that are
 fewer than the ranks are replicated: key heads unchanged, query heads with a fraction of their output. Norms, routers
-and latent keys are on every rank, each expert is split. Drafts are not split: every rank runs the whole draft.
+and latent keys are on every rank, each expert is split. A gated delta net is split by key head, with its value heads,
+their channels of the convolution and their states. Drafts are not split: every rank runs the whole draft.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from specmatrix.engine.models.config import ModelConfig
 from specmatrix.engine.models.layers import stored
 from specmatrix.engine.models.weights import WeightReader
 
-Unit = Literal["heads", "kv_heads", "numbers"]
+Unit = Literal["heads", "kv_heads", "numbers", "key_heads"]
 # Last parts of a tensor's name: the dimension that is split, and the unit that must not be split.
 SPLIT: Final[dict[str, tuple[int, Unit]]] = {
     "q_proj.weight": (0, "heads"),
@@ -32,12 +33,24 @@ SPLIT: Final[dict[str, tuple[int, Unit]]] = {
     "gate_proj.weight": (0, "numbers"),
     "up_proj.weight": (0, "numbers"),
     "down_proj.weight": (1, "numbers"),
+    "in_proj_qkvz.weight": (0, "key_heads"),
+    "in_proj_ba.weight": (0, "key_heads"),
+    "in_proj_qkv.weight": (0, "key_heads"),
+    "in_proj_z.weight": (0, "key_heads"),
+    "in_proj_b.weight": (0, "key_heads"),
+    "in_proj_a.weight": (0, "key_heads"),
+    "conv1d.weight": (0, "key_heads"),
+    "linear_attn.A_log": (0, "key_heads"),
+    "linear_attn.dt_bias": (0, "key_heads"),
+    "out_proj.weight": (1, "key_heads"),
 }
+# Tensors of all queries, then all keys, then all values: each of these parts is split.
+FLAT: Final = frozenset({"in_proj_qkv.weight", "conv1d.weight"})
 
 
 def share(config: ModelConfig, size: int) -> ModelConfig:
     """The shape of one rank's part; `engine.core.config.rules.devices` refuses what cannot be divided."""
-    experts = config.experts
+    experts, delta = config.experts, config.delta
     return replace(
         config,
         num_heads=max(1, config.num_heads // size),
@@ -46,6 +59,7 @@ def share(config: ModelConfig, size: int) -> ModelConfig:
         experts=None
         if experts is None
         else replace(experts, inner=experts.inner // size, shared=experts.shared // size),
+        delta=None if delta is None else delta.share(size),
     )
 
 
@@ -56,16 +70,18 @@ class ShardedWeightReader(WeightReader):
         self, weights: dict[str, Tensor], where: str, config: ModelConfig, ranks: Ranks, device: torch.device
     ) -> None:
         super().__init__(weights, where)
-        self._ranks, self._device = ranks, device
+        self._ranks, self._device, self._delta = ranks, device, config.delta
         self._units: dict[Unit, int] = {
             "heads": config.num_heads,
             "kv_heads": config.num_kv_heads,
             "numbers": ranks.size,
+            "key_heads": 0 if config.delta is None else config.delta.key_heads,
         }
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         """Raises ConfigError if the whole tensor is missing or has another shape."""
-        split = SPLIT.get(".".join(name.split(".")[-2:])) if self._ranks.size > 1 else None
+        kind = ".".join(name.split(".")[-2:])
+        split = SPLIT.get(kind) if self._ranks.size > 1 else None
         if split is None:
             return super().__call__(name, *shape).to(self._device)
         dim, unit = split
@@ -73,6 +89,10 @@ class ShardedWeightReader(WeightReader):
         count = max(1, units // size)
         each = shape[dim] // count
         whole = super().__call__(name, *shape[:dim], each * units, *shape[dim + 1 :])
+        if kind in FLAT and (c := self._delta) is not None:
+            keys = c.key_heads * c.key_dim
+            parts = whole.split((keys, keys, c.heads * c.value_dim), dim)
+            return torch.cat([part.chunk(size, dim)[rank] for part in parts], dim).to(self._device)
         part = whole.narrow(dim, rank * units // size * each, count * each).to(self._device)
         # The ranks that replicate a head each add a fraction of its output.
         return part * (units / size) if dim == 1 and units < size else part

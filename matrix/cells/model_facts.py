@@ -18,7 +18,7 @@ def _hybrid(architecture: str, hidden: int, widths: tuple[int, ...]) -> Facts:
     """The facts of a hybrid of six layers with an MTP head."""
     head = DraftFacts(f"{architecture}NextN", VOCABULARY, hidden, hidden, aux_layers=(FINAL,), prediction_layers=1)
     sizes = VOCABULARY, hidden, 6, CONTEXT
-    return Facts(architecture, *sizes, bundled=head, heads=4, kv_heads=2, recurrent=True, widths=widths)
+    return Facts(architecture, *sizes, bundled=head, heads=4, kv_heads=2, state_heads=2, widths=widths)
 
 
 TARGETS: Final[dict[str, Facts]] = {

@@ -261,7 +261,7 @@ class Facts:
     bundled: the draft weights in the target's checkpoint, None if it has none.
     adaptive_config: text of the speculative_adaptive_config file, None if it was not read.
     window: size of the target's sliding window in tokens, the query's own included; None without windowed layers.
-    recurrent: the target has layers with a recurrent state.
+    state_heads: key heads of the target's layers with a recurrent state, 0 without such layers.
     heads, kv_heads: attention heads of the target; kv_heads is 1 where all heads share one latent. widths: intermediate
     sizes of its feed-forward layers, one for each kind.
     """
@@ -281,7 +281,12 @@ class Facts:
     heads: int = 1
     kv_heads: int = 1
     widths: tuple[int, ...] = ()
-    recurrent: bool = False
+    state_heads: int = 0
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether the target has layers with a recurrent state."""
+        return self.state_heads > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from specmatrix.engine.device.pool import StateLayout
@@ -38,6 +38,10 @@ class DeltaNetConfig:
     def channels(self) -> int:
         """Inputs of the convolution: queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
+
+    def share(self, ranks: int) -> DeltaNetConfig:
+        """One rank's part: as many of the key heads, each with its value heads."""
+        return replace(self, key_heads=self.key_heads // ranks, heads=self.heads // ranks)
 
     def layout(self, layers: int) -> StateLayout:
         """The layout of the states of the first `layers` layers."""

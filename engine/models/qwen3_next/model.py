@@ -39,10 +39,9 @@ class Hybrid(CausalLM):
         super().__init__(config, weights, *rest, **more)
 
     def prepare(self) -> None:
-        c = self.config.delta
-        assert c is not None
-        self.kv = KVLayout(self.num_layers, self.config.num_kv_heads, self.config.head_dim)
-        self.state = c.layout(self.num_layers)
+        assert self.share.delta is not None
+        self.kv = KVLayout(self.num_layers, self.share.num_kv_heads, self.config.head_dim)
+        self.state = self.share.delta.layout(self.num_layers)
 
     def layer(self, take: WeightReader, prefix: str, index: int) -> HybridLayer:
         assert self.config.delta is not None

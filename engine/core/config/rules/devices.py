@@ -56,16 +56,16 @@ GRAPHING: Final[tuple[Rule, ...]] = (
 )
 
 
-def unshared(s: RuleContext) -> str | None:
-    """The part of the target that tp_size cannot split evenly, in words; None if it can split all of it.
+def unshared(s: RuleContext, ranks: int) -> str | None:
+    """The part of the target that `ranks` cannot split evenly, in words; None if they can split all of it.
 
-    Heads are split, or replicated where there are fewer heads than ranks; intermediate sizes can only be split.
+    Heads are split, or replicated where there are fewer heads than ranks; intermediate sizes and the heads of recurrent
+    states can only be split.
     """
-    ranks = s.asked.tp_size
     if ranks < 2:
         return None
-    if s.facts.recurrent:
-        return "layers with a recurrent state, which run on one rank"
+    if s.facts.state_heads % ranks:
+        return f"{s.facts.state_heads} key heads of recurrent layers, which is not a multiple of it"
     heads = (("attention heads", s.facts.heads), ("key-value heads", s.facts.kv_heads))
     for name, count in heads:
         if count % ranks and ranks % count:
@@ -81,8 +81,11 @@ SPLITTING: Final[tuple[Rule, ...]] = (
     Rule(
         name="uneven-ranks",
         why="every rank holds an equal part of the model",
-        broken=lambda s: unshared(s) is not None,
-        message=lambda s: f"tp_size {s.asked.tp_size} cannot split a target with {unshared(s)}; use another tp_size",
+        broken=lambda s: unshared(s, s.asked.tp_size) is not None,
+        message=lambda s: (
+            f"tp_size {s.asked.tp_size} cannot split a target with {unshared(s, s.asked.tp_size)}; use tp_size "
+            f"{max(size for size in range(1, s.asked.tp_size) if unshared(s, size) is None)}"
+        ),
     ),
     Rule(
         name="ranks-without-gpus",

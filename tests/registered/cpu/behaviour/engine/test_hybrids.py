@@ -4,6 +4,7 @@ or cut into chunks. The checkpoints have random weights."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.device.batch import count
 from specmatrix.engine.device.kv_groups import StateGroup
 from specmatrix.engine.device.relay import DraftStateSpec
+from specmatrix.engine.parallel.client import RankedLLM
+from specmatrix.engine.parallel.group import end_idle_group
 from specmatrix.engine.plugin import forget_algorithm, register_algorithm
 from specmatrix.engine.spec.drafter import DraftTree, chain
 from specmatrix.errors import ConfigError
@@ -235,14 +238,27 @@ def test_a_turn_inherits_a_state_of_what_the_user_saw_or_computes_it_again(folde
 
 
 def test_what_a_hybrid_cannot_do_is_refused_or_rewritten(folder):
-    with pytest.raises(ConfigError, match="tp_size 2 cannot split a target with layers with a recurrent state"):
-        start(folder, tp_size=2)
+    with pytest.raises(ConfigError, match="tp_size 4 cannot split a target with 2 key heads of recurrent layers"):
+        start(folder, tp_size=4)
     with pytest.raises(ConfigError, match="has layers with a recurrent state; a STANDALONE draft must have full"):
         start(folder, "STANDALONE", speculative_draft_model_path=str(folder))
     (rewrite,) = start(folder, state_interval=0).resolved.rewrites
     assert (rewrite.field, rewrite.got) == ("disable_radix_cache", True) and "recurrent state" in rewrite.reason
     with pytest.raises(ConfigError, match="state_interval must be at least 4, the nodes of the widest round, got 3"):
         start(folder, "NEXTN", state_interval=3)
+
+
+def test_two_ranks_answer_as_one(folder, truth):
+    """Each has the states of one key head; one leaves the text where memory is short, and all begin at checkpoints."""
+    prompts, outputs = truth
+    setting = STRICT | {"max_total_tokens": 160, "page_size": 4, "state_interval": 8, "chunked_prefill_size": 7}
+    with RankedLLM(EngineConfig(str(folder), "NEXTN", tp_size=2, **setting), Path) as llm:
+        for _ in range(2):
+            assert [out.output_ids for out in llm.generate(prompts, PARAMS)] == [tuple(o[:30]) for o in outputs]
+        hits = llm.counters
+        assert llm.group.agreement.divergence is None
+    assert hits["stamp.wrong"] == 0 < min(hits["stamp.checked"], hits["prefix.hit"], hits["retract.done"])
+    end_idle_group()
 
 
 @pytest.mark.parametrize("beyond", [-1, 0, 1])

@@ -13,8 +13,10 @@ import pytest
 from specmatrix.engine import memory_budget as budget
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.device.cuda_graphs import GIB
 from specmatrix.engine.memory_budget import Need, fits, models_of, needs
+from specmatrix.engine.models.loader import load_target
 from specmatrix.errors import ConfigError
 from tests.support.engines import CHECKPOINTS, RUNS, engine
 
@@ -55,6 +57,18 @@ def test_the_sum_equals_an_engines_allocations(algorithm, topk, stamps):
     models = [executor.target, *([] if draft is None else [getattr(draft, "model", draft)])]
     assert rotary.device == sum(model.rotations.nbytes for model in models)
     assert sum(need.device for need in weights) >= executor.target.vocab_size * executor.target.hidden_size * 4
+
+
+@pytest.mark.parametrize("name", ["qwen3next-mini", "qwen35-mini"])
+def test_a_rank_has_room_for_the_states_of_its_own_heads(name):
+    llm = LLM(EngineConfig(str(CHECKPOINTS / name), kv_stamps=True, max_running_requests=3))
+    pool, models = llm.loop.executor.kv.states.pool, models_of(llm.resolved, Path)
+    found = [{need.what: need.device for need in needs(llm.resolved, models, ranks)} for ranks in (1, 2)]
+    held = pool.windows.nbytes + pool.states.nbytes
+    assert found[0]["recurrent states"] == held + pool.stamps.nbytes
+    assert found[1]["recurrent states"] == held // 2 + pool.stamps.nbytes
+    part = load_target(CHECKPOINTS / name, "cpu", pool.windows.dtype, ranks=Ranks(1, 2)).state
+    assert part.bytes(4) * pool.windows.shape[1] == held // 2
 
 
 def test_what_drafts_are_drawn_from_counts():

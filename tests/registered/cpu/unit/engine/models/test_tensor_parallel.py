@@ -31,6 +31,9 @@ SHARED = {
     "latent heads split": ("deepseek", {"num_attention_heads": 4, "num_key_value_heads": 4}, 2),
     "latent heads copied": ("deepseek", {"num_attention_heads": 2, "num_key_value_heads": 2}, 4),
     "latent queries without a rank": ("deepseek", {"q_lora_rank": None, "num_attention_heads": 4}, 4),
+    "states and projections by key head": ("qwen3_next", {}, 2),
+    "states and flat projections": ("qwen3_5", {}, 2),
+    "states and experts": ("qwen3_5_moe", {}, 2),
 }
 
 
@@ -93,7 +96,9 @@ def test_ranks_compute_the_same_as_the_whole_model(target_folder, paged, archite
         assert torch.equal(joined, torch.cat(found[0][0], 1)), "ranks see different bits"
 
 
-@pytest.mark.parametrize(("name", "size"), [("llama-mini", 2), ("llama-mini", 8), ("deepseek-mini", 2)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("llama-mini", 2), ("llama-mini", 8), ("deepseek-mini", 2), ("qwen3next-mini", 2)]
+)
 def test_a_rows_bits_do_not_depend_on_the_others(paged, name, size):
     """With sums in the order of the ranks, on models of the zoo."""
 

@@ -13,11 +13,13 @@ from specmatrix.matrix.gates.config import explicit
 from tests.support.start_configs import refusal
 
 
-def facts(heads: int = 8, kv_heads: int = 2, widths: tuple[int, ...] = (384,), gpus: int = 0) -> Facts:
+def facts(
+    heads: int = 8, kv_heads: int = 2, widths: tuple[int, ...] = (384,), gpus: int = 0, state_heads: int = 0
+) -> Facts:
     kind = "cuda" if gpus else "cpu"
     return Facts(
         "LlamaForCausalLM", 512, 128, 4, 1024, "t", device_kind=kind, gpus=gpus, heads=heads, kv_heads=kv_heads,
-        widths=widths,
+        widths=widths, state_heads=state_heads,
     )  # fmt: skip
 
 
@@ -25,6 +27,7 @@ REFUSED = [
     ("tp-size-range", 0, facts(), "tp_size must be between 1 and 64 ranks, got 0"),
     ("uneven-ranks", 4, facts(heads=6), "tp_size 4 cannot split a target with 6 attention heads, which is neither a"),
     ("uneven-ranks", 2, facts(heads=6, kv_heads=3), "tp_size 2 cannot split a target with 3 key-value heads, which is"),
+    ("uneven-ranks", 4, facts(state_heads=2), "tp_size 4 cannot split a target with 2 key heads of recurrent layers"),
     ("uneven-ranks", 8, facts(widths=(384, 60)), "tp_size 8 cannot split a target with feed-forward layers of"),
     ("ranks-without-gpus", 2, facts(gpus=1), "tp_size 2 needs as many GPUs, but the number of visible GPUs is 1; use"),
 ]
@@ -34,6 +37,7 @@ REFUSED = [
 def test_refused_in_one_sentence_by_one_rule_alone(rule: str, ranks: int, known: Facts, sentence: str):
     broken, told = refusal(EngineConfig("m", tp_size=ranks), known)
     assert broken == [rule] and told.startswith(sentence)
+    assert rule != "uneven-ranks" or told.endswith(f"; use tp_size {ranks // 2}")
 
 
 def test_every_rule_has_a_case():

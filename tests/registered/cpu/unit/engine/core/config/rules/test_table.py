@@ -37,7 +37,7 @@ def layered(*sizes: int) -> EngineConfig:
 
 
 ADAPTIVE, WINDOWED = {"speculative_adaptive": True}, facts(window=40)
-STATED = replace(facts(), recurrent=True)
+STATED = replace(facts(), state_heads=2)
 FILE = eagle3(**ADAPTIVE, speculative_adaptive_config="slots.json")
 
 # Rule, configuration, how the refusal begins, and what is known where it is not the usual target and its draft.
@@ -177,7 +177,7 @@ def test_refused_in_one_sentence_by_one_rule_alone(case):
 def test_rewritten_with_requested_resolved_and_reason(rule, config, asked, got, reason):
     draft = BLOCK if config.speculative_algorithm == "DFLASH" else HEAD
     known = facts(draft, window=40 if rule == "window-uncached" else None)
-    known = replace(known, recurrent=rule == "state-uncached")
+    known = replace(known, state_heads=2 * (rule == "state-uncached"))
     situation = RuleContext.of(config, known)
     (row,) = (row for row in RULES if row.broken(situation))
     (made,) = resolve(config, known).rewrites
