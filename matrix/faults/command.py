@@ -126,8 +126,9 @@ def _run(
 def _show(matrix: Matrix, console: Console, whole: bool, verbose: bool) -> None:
     if matrix.kills:
         console.print(kill_table(matrix))
-    data = matrix.as_dict()
-    console.print(f"{data['killed']} of {data['total']} fault{'' if data['total'] == 1 else 's'} killed")
+    others = [f"{number} {state}" for state, number in sorted(matrix.states.items()) if state != "killed"]
+    killed = f"{matrix.states['killed']} of {count(len(matrix.kills), 'fault')} killed"
+    console.print("; ".join([killed, *([f"[bold red]{', '.join(others)}[/]"] if others else [])]))
     if matrix.missing:
         console.print(f"[bold red]not run: {count(len(matrix.missing), 'fault')}[/], from {matrix.missing[0]} on")
     for gate, alone in matrix.sole.items():

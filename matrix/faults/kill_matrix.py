@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from specmatrix.matrix.cells.cell import Cell, order
 from specmatrix.matrix.cells.tiers import tier as find_tier
@@ -40,7 +41,7 @@ class Kill:
     """The outcome for one fault. killed_by: detectors that fail with the fault and pass without, as in DETECTORS.
 
     crashed: the first crash with the fault, None if every cell completed. cells: the red ones, in the order in which
-    they ran.
+    they ran. infra: whether some cell was INFRA, or the trial's process died.
     """
 
     fault: Fault
@@ -49,6 +50,14 @@ class Kill:
     messages: dict[str, str]
     seconds: float
     cells: tuple[str, ...] = ()
+    infra: bool = False
+
+    @property
+    def state(self) -> Literal["killed", "INFRA", "crashed", "survived"]:
+        """`INFRA` and `crashed`, where the engine found the defect itself, are red without the verdict of a gate."""
+        if self.killed_by:
+            return "killed"
+        return "INFRA" if self.infra else "crashed" if self.crashed else "survived"
 
     @property
     def killed(self) -> bool:
@@ -71,9 +80,9 @@ class Matrix:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def survivors(self) -> tuple[Kill, ...]:
-        """Faults that nothing detected."""
-        return tuple(kill for kill in self.kills if not kill.killed)
+    def states(self) -> Counter[str]:
+        """How many faults there are in each state."""
+        return Counter(kill.state for kill in self.kills)
 
     @property
     def sole(self) -> dict[str, tuple[str, ...]]:
@@ -85,20 +94,21 @@ class Matrix:
 
     @property
     def ok(self) -> bool:
-        return not self.survivors and not self.unfaulted_red and not self.missing
+        return self.states["killed"] == len(self.kills) and not self.unfaulted_red and not self.missing
 
     def as_dict(self) -> dict[str, Any]:
         """The stable machine-readable form; an incomplete matrix lists the missing faults."""
         missing = {"missing": list(self.missing)} if self.missing else {}
         return missing | {
             "total": len(self.kills),
-            "killed": sum(kill.killed for kill in self.kills),
+            "killed": self.states["killed"],
             "faults": [
                 {
                     "id": kill.fault.id,
                     "category": kill.fault.category,
                     "origin": kill.fault.origin,
                     "killed_by": list(kill.killed_by),
+                    "state": kill.state,
                     "crashed": kill.crashed is not None,
                     "cells": list(kill.cells),
                 }
@@ -186,17 +196,18 @@ def kill_of(fault: Fault, result: Trial, passed: dict[tuple[str, str], bool]) ->
     """A detector kills a fault if it fails with the fault and passes without. A crash kills nothing."""
     messages: dict[str, str] = {}
     red: dict[str, None] = {}
-    crashed = result.died
+    crashed, infra = result.died, result.died is not None
     for verdict in result.verdicts:
         crashed = crashed or verdict.error
         if verdict.error:
             red[verdict.cell] = None
+            infra = infra or verdict.record is None or verdict.record.state == "INFRA"
         for gate, (state, message) in verdict.gates.items():
             if state in RED and passed.get((verdict.cell, gate)):
                 messages.setdefault(gate, f"{verdict.cell}: {message}")
                 red[verdict.cell] = None
     killed_by = tuple(detector for detector in (*DETECTORS, *own_names()) if detector in messages)
-    return Kill(fault, killed_by, crashed, messages, sum(verdict.seconds for verdict in result.verdicts), tuple(red))
+    return Kill(fault, killed_by, crashed, messages, sum(one.seconds for one in result.verdicts), tuple(red), infra)
 
 
 def _run(jobs: Sequence[TrialJob], seed: int, workers: int, tier: str) -> Iterator[tuple[Fault | None, Trial]]:

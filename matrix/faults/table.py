@@ -18,5 +18,6 @@ def kill_table(matrix: Matrix) -> Table:
 
 
 def _killers(kill: Kill) -> str:
-    crashes = ["crash"] * (kill.crashed is not None)
-    return ", ".join([*(["[bold red]none: it SURVIVED[/]"] * (not kill.killed) or kill.killed_by), *crashes])
+    words = {"INFRA": "it is only INFRA", "crashed": "it only crashed", "survived": "it SURVIVED"}
+    broken = ("INFRA" if kill.infra else "crash",) if kill.killed and kill.crashed else ()
+    return ", ".join((*kill.killed_by, *broken)) or f"[bold red]none: {words[kill.state]}[/]"

@@ -57,7 +57,8 @@ def test_the_table_fits_its_terminal():
     one, longest = catalogue()[0], max(catalogue(), key=lambda fault: len(fault.id))
     kills = (
         Kill(one, DETECTORS[5:10], None, {}, 12.34),
-        Kill(longest, (), "SIGSEGV", {}, 1234.5),
+        Kill(longest, (), None, {}, 1234.5),
+        Kill(longest, (), "SIGSEGV", {}, 1.0, infra=True),
         Kill(longest, DETECTORS, None, {}, 0.0),
     )
     for width in (72, 80, WIDE):
@@ -66,7 +67,7 @@ def test_the_table_fits_its_terminal():
         text = console.file.getvalue()
         assert all(len(line.rstrip()) <= width for line in text.splitlines())
         assert all(f"{kill.fault.id} " in text for kill in kills) and all(gate in text for gate in DETECTORS)
-        assert "SURVIVED" in text and " 1234.5 \n" in text and " 12.3 \n" in text
+        assert "SURVIVED" in text and "INFRA" in text and " 1234.5 \n" in text and " 12.3 \n" in text
     row = next(line for line in text.splitlines() if one.id in line)
     assert row.split(maxsplit=1)[1].strip().startswith(", ".join(DETECTORS[5:10]))
 
@@ -83,7 +84,7 @@ def test_json_on_a_real_fault(capsys):
     found = json.loads(capsys.readouterr().out)
     assert {*found.pop("cell_seconds")} >= {*found["faults"][0].pop("cells")} > set()
     fault = {"id": "v2-downgraded", "category": "silent fallback / ignored parameter", "origin": "sglang#21062"}
-    assert found == {"total": 1, "killed": 1, "faults": [fault | {"killed_by": ["effective"], "crashed": False}]}
+    assert found == {"total": 1, "killed": 1, "faults": [fault | {"killed_by": ["effective"], "state": "killed", "crashed": False}]}
 
 
 @pytest.mark.nightly
