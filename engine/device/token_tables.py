@@ -52,7 +52,7 @@ class TokenTable(NamedTuple):
         ids = sorted({*marker})
         kinds = np.zeros(len(self.class_of), np.int64)
         kinds[ids] = np.arange(1, len(ids) + 1)
-        pairs, class_of = np.unique(self.class_of * 1024 + kinds, return_inverse=True)
+        pairs, class_of = np.unique(self.class_of.astype(np.int64) * 1024 + kinds, return_inverse=True)
         size, grammar = len(marker), self.after[:, pairs // 1024]
         if len(grammar) + size > MAX_STATES or len(pairs) > MAX_CLASSES:
             return None

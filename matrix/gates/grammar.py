@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -13,6 +13,7 @@ from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.grammar import behind_marker, following, unreadable
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.finish import text_of
+from specmatrix.matrix.workloads.predicted import RESOLVED_SHAPE, deepest_round
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.stored_oracle import oracle_of
@@ -79,6 +80,10 @@ class GrammarGate:
         if (refused := _refused(run)) > self.thresholds["refused"]:
             text = f"a grammar refused {count(refused, 'draft')} of chains that follow it"
             return Outcome(self.name, State.FAIL, numbers | {"refused": refused}, message=text)
+        for name, due in _counted(run, [one for _, one in kept]).items():
+            if due != (got := seen.get(name, 0)):
+                text = f"{name} is {got}, but by the rounds of requests with a grammar {due}"
+                return Outcome(self.name, State.FAIL, numbers, message=text)
         if illegal or wrong:
             blame = [*illegal, *wrong][0]
             counts = f"{len(illegal)} answers have an illegal token and {len(wrong)} are unreadable"
@@ -96,6 +101,16 @@ def _refused(run: Run) -> int:
     follows = run.resolved.get("speculative_constrained_drafts") and int(run.resolved["topk"]) == 1
     tabled = run.evidence.get("grammar.round", 0) == run.evidence.get("grammar.on_device", 0)
     return run.evidence.get("grammar.forbade", 0) if follows and tabled else 0
+
+
+def _counted(run: Run, kept: Sequence[Answer]) -> dict[str, int]:
+    """`OF_DRAFTS` by the rounds of constrained answers, if the engine shows both and all rounds are equally wide."""
+    shown = {Capability.COUNTERS, Capability.ROUNDS} <= run.capabilities
+    if not shown or run.resolved.get("adaptive_slots") or run.resolved.get("speculative_ragged_verify"):
+        return {}
+    deepest = deepest_round(*(int(run.resolved[name]) for name in RESOLVED_SHAPE))
+    rounds = [length for one in kept for length in one.accept_lengths]
+    return dict(zip(OF_DRAFTS, (sum(rounds) - len(rounds), sum(length < deepest for length in rounds)), strict=True))
 
 
 def _changed(cell: Cell, request: RequestSpec, answer: Answer) -> bool:

@@ -17,6 +17,9 @@ FILE: Final = Path(__file__).with_name("grammars.yaml")
 # The place of the request in each five that has no grammar.
 FREE: Final = 2
 FIVE: Final = 5
+# The place whose grammar may begin late, and the text that it begins behind.
+THINKS: Final = 3
+THOUGHT: Final = ">>"
 BLANKS: Final = "\t\n\r "
 
 
@@ -52,15 +55,17 @@ def grammar_of(kind: str, text: str) -> Grammar:
     return {pair: one for one in known for pair in one.fields.items()}[kind, text]
 
 
-def constrained(request: RequestSpec, value: str, place: int) -> RequestSpec:
+def constrained(request: RequestSpec, value: str, place: int, thinks: bool = False) -> RequestSpec:
     """The request with the grammar of its place among those of an axis value; some places have none, so that batches
-    mix constrained with free requests."""
+    mix constrained with free requests. thinks: one place's grammar begins behind a part of an answer as the target
+    writes it, so that drafts are accepted that a grammar's whole text would not have."""
     if place % FIVE == FREE:
         return request
     given = grammars()[value]
     one = given[place % len(given)]
     banned = tuple((token,) for token in _ids(BLANKS)) if one.blanks else ()
-    return replace(request, **one.fields, reasoning_end_ids=_ids(one.reasoning_end), bad_words_ids=banned)
+    end = THOUGHT if thinks and place % FIVE == THINKS else one.reasoning_end
+    return replace(request, **one.fields, reasoning_end_ids=_ids(end), bad_words_ids=banned)
 
 
 @cache

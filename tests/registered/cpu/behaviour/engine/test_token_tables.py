@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specmatrix.engine.core.observe.counters import Counters
@@ -19,6 +20,7 @@ from specmatrix.engine.device.staging import Staged, StepOutput
 from specmatrix.engine.device.token_tables import KEPT
 from specmatrix.engine.grammar_compiler import GrammarCompiler
 from specmatrix.engine.models.tokenizer import Tokenizer
+from specmatrix.matrix.workloads.grammars import grammars
 from tests.support.engines import CHECKPOINTS, engine
 from tests.support.grammars import decoded
 
@@ -38,6 +40,8 @@ GRAMMARS = st.one_of(
     EBNF.map(lambda two: ("ebnf", f"{two[0]}\nrest ::= {two[1]}\n")),
     SCHEMA.map(lambda schema: ("json_schema", json.dumps(schema))),
 )
+# Its table has more than 32 classes, whose numbers beside those of a marker leave 16 bits.
+MANY_CLASSES = ("json_schema", grammars()["json"][1].json_schema)
 
 
 class Rounds:
@@ -67,6 +71,7 @@ class Rounds:
 
 
 @settings(max_examples=60, deadline=None)
+@example(MANY_CLASSES, (310,), Random(0))
 @given(grammar=GRAMMARS, marker=st.sampled_from([(), (310,), (310, 311, 310), (310, 310)]), draw=st.randoms())
 def test_masks_equal_the_hosts_along_every_tree(grammar, marker, draw):
     """Draft trees that mix legal and illegal tokens; each accepts its first legal path, until the grammar ends."""

@@ -84,7 +84,11 @@ def test_json_on_a_real_fault(capsys):
     found = json.loads(capsys.readouterr().out)
     assert {*found.pop("cell_seconds")} >= {*found["faults"][0].pop("cells")} > set()
     fault = {"id": "v2-downgraded", "category": "silent fallback / ignored parameter", "origin": "sglang#21062"}
-    assert found == {"total": 1, "killed": 1, "faults": [fault | {"killed_by": ["effective"], "state": "killed", "crashed": False}]}
+    assert found == {
+        "total": 1,
+        "killed": 1,
+        "faults": [fault | {"killed_by": ["effective"], "state": "killed", "crashed": False}],
+    }
 
 
 @pytest.mark.nightly

@@ -48,12 +48,26 @@ def test_chains_that_follow_their_grammar_have_no_refused_draft(measured):
         assert outcome.state is state and outcome.message in {"no mask changed a draft", TEXT}
 
 
-@pytest.mark.parametrize(("name", "why"), [*(EFFECTS | TOGETHER | OF_DRAFTS | REFUSED).items()])
+@pytest.mark.parametrize(("name", "why"), [*(EFFECTS | TOGETHER | REFUSED).items()])
 def test_masks_without_effect_are_not_measured(measured, name, why):
     found = measured(CELL)
     run = replace(found.run, evidence={**found.run.evidence, name: 0})
     outcome = found.judge(GATE, run)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, why)
+
+
+@pytest.mark.parametrize("name", OF_DRAFTS)
+def test_drafts_that_were_counted_are_those_of_the_rounds(measured, name):
+    found = measured(CELL)
+    due = found.run.evidence[name]
+    run = replace(found.run, evidence={**found.run.evidence, name: due + 1})
+    outcome = found.judge(GATE, run)
+    text = f"{name} is {due + 1}, but by the rounds of requests with a grammar {due}"
+    assert due and (outcome.state, outcome.message) == (State.FAIL, text)
+    kept = {one.name for one in run.requests if one.grammar}
+    blind = [replace(one, accept_lengths=()) if one.name in kept else one for one in run.answers]
+    none = replace(found.run, answers=tuple(blind), evidence={**found.run.evidence, **dict.fromkeys(OF_DRAFTS, 0)})
+    assert found.judge(GATE, none).message == next(iter(OF_DRAFTS.values()))
 
 
 @pytest.mark.parametrize("shown", [{Capability.TOKEN_IDS}, set()])
