@@ -1,9 +1,9 @@
 """Requests that differ in what they ask for, one after the other on the same rows and beside one another.
 
-Two run at a time: a long one, and short ones that follow each other on its neighbour's row. Which features a request
-has is a table that covers every pair of features, on and off, of a long request and a short one beside it, and of a
-short request and the next one on its row; and of each feature every three values of neighbour, predecessor and
-newcomer.
+Two run at a time, with both completions of some: a long one, and short ones that follow each other on its neighbours'
+rows. Which features a request has is a table that covers every pair of features, on and off, of a long request and a
+short one beside it, and of a short request and the next one on its row; and of each feature every three values of
+neighbour, predecessor and newcomer.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import Any, Final
 
 from specmatrix.matrix.workloads.request import RequestSpec
 
-FEATURES: Final = ("ruled", "sampled", "scored", "stopped")
+FEATURES: Final = ("ruled", "sampled", "scored", "stopped", "unseeded", "several")
 # For each long request the features that it has, and those of the short ones beside it, in order.
 KINDS: Final = (
-    ("1111", ("0001", "0010", "0111", "1111")),
-    ("0101", ("1001", "0101", "1100", "0000")),
-    ("0010", ("1111", "1101", "0000", "0011")),
-    ("1000", ("1010", "0100", "1110", "1110")),
+    ("111100", ("000100", "001000", "011100", "111100")),
+    ("010100", ("100100", "010100", "110000", "000000")),
+    ("001000", ("111100", "110100", "000000", "001100")),
+    ("100000", ("101000", "010000", "111000", "111000")),
+    ("100110", ("101011", "000000", "010000", "101111", "111111")),
+    ("011001", ("010101", "101100", "110110", "111011", "100101")),
 )
 LONG: Final = 44
 SHORT: Final = 10
@@ -29,6 +31,8 @@ ASKED: Final[dict[str, dict[str, Any]]] = {
     "sampled": {"temperature": 0.9},
     "scored": {"top_logprobs": 2},
     "stopped": {"stop": ("<<",)},
+    "unseeded": {"seed": None},
+    "several": {"n": 2},
 }
 
 

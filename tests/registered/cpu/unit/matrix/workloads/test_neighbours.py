@@ -11,7 +11,8 @@ CELL = Cell.from_id("eagle3.s3.k4.n8.v2.p16.mixed_lengths.rules.stops")
 def features(request: RequestSpec) -> dict[str, bool]:
     """What a request asks for, read from its fields."""
     scored = request.logprobs or bool(request.top_logprobs)
-    return dict(zip(FEATURES, (request.ruled, request.temperature > 0, scored, bool(request.stop)), strict=True))
+    found = request.ruled, request.temperature > 0, scored, bool(request.stop), request.seed is None, request.n > 1
+    return dict(zip(FEATURES, found, strict=True))
 
 
 def lines(seed: int) -> list[list[RequestSpec]]:
