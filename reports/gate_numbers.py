@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
+
+import msgspec
 
 # Upper bound of numbers that are summed or divided, so that results stay finite.
 MAX_NUMBER: Final = 10**9
 
-# For each gate: amounts examined, and faults found.
-_COUNTED: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    "claimed_capabilities": (("answers", "claims"), ("broken",)),
-    "oracle": (("oracle_tokens",), ("wrong",)),
-    "identities": (("rounds",), ("faults",)),
-    "text": (("characters",), ("wrong",)),
-    "ledger": (("pages", "stamps", "verbs"), ("leaked", "wrong_stamps", "overwritten")),
-    "schedule": (("steps", "forwards"), ("needless",)),
-    "leaks": (("counts", "sent"), ("left",)),
-    "resources": (("rounds",), ("unsteady", "bypassed")),
-    "ranks": (("ranks", "planned", "read"), ("divergent",)),
-    "session": (("sessions", "attempts"), ("wrong", "apart")),
-    "adaptive": (("rounds", "observations", "replayed"), ()),
-    "lossless": (("tokens", "scored", "oracle_tokens"), ("divergent", "first_divergence")),
-    "grammar": (("tokens", "complete"), ("illegal", "unreadable")),
-    "precision": (("tokens", "scored"), ("beyond",)),
-    "distribution": (("draws",), ("outside",)),
-    "finish": (("requests",), ("faults",)),
-    "rejection": (("rounds",), ("left",)),
-    "acceptance": (("length", "rounds", "emitted"), ("left",)),
-    "accuracy": (("n", "outcomes"), ()),
-    "config": (("fields",), ()),
-    "effective": (("keys", "required"), ("differences", "unseen")),
-    "speed": (("starts", "turns"), ()),
-}
-AMOUNTS: Final = {gate: amounts for gate, (amounts, _) in _COUNTED.items()}
-FAULTS: Final = {gate: faults for gate, (_, faults) in _COUNTED.items()}
-GATES: Final = tuple(_COUNTED)
+
+class GateNumbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A row of gate_numbers.yaml, which explains its fields."""
+
+    amounts: tuple[str, ...]
+    faults: tuple[str, ...]
+    compared: str = ""
+    unit: str = ""
+
+
+NUMBERS: Final = msgspec.yaml.decode(Path(__file__).with_suffix(".yaml").read_bytes(), type=dict[str, GateNumbers])
+AMOUNTS: Final = {gate: row.amounts for gate, row in NUMBERS.items()}
+FAULTS: Final = {gate: row.faults for gate, row in NUMBERS.items()}
+GATES: Final = tuple(NUMBERS)

@@ -8,29 +8,13 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Final
 
+from specmatrix.reports.gate_numbers import NUMBERS
 from specmatrix.reports.lengths import number, positives
 from specmatrix.reports.schema import CellResult, GateResult, Header, Json
 from specmatrix.reports.stats import NORMAL, POWER, Z95, detectable_drop, zero_count_bound
 
-# Exact comparisons: a gate's number of compared items, and a defect of one in words. A defect that hits items at random
-# at the stated rate would have hit one in 95 % of runs.
-_COMPARED: Final[Mapping[str, tuple[str, str]]] = {
-    "lossless": ("tokens", "wrong token"),
-    "precision": ("tokens", "wrong token"),
-    "grammar": ("tokens", "illegal token"),
-    "oracle": ("oracle_tokens", "wrong token"),
-    "finish": ("requests", "wrong end of a request"),
-    "identities": ("rounds", "wrong count of a round"),
-    "text": ("characters", "wrong character"),
-    "ledger": ("stamps", "wrong KV position"),
-    "schedule": ("steps", "needless step"),
-    "resources": ("rounds", "round that allocates"),
-    "ranks": ("planned", "step of which ranks differ"),
-    "session": ("sessions", "wrong session"),
-    "rejection": ("rounds", "wrong round"),
-    "adaptive": ("observations", "wrong choice of steps"),
-}
-UNITS: Final = {gate: words for gate, (_, words) in _COMPARED.items()} | {"acceptance": "lost draft token"}
+# A defect that hits compared items at random at the stated rate would have hit one in 95 % of runs.
+UNITS: Final = {gate: row.unit for gate, row in NUMBERS.items() if row.unit} | {"acceptance": "lost draft token"}
 # For each threshold that is a false-alarm probability, the number of tests that its gate makes per cell.
 _TESTS: Final[Mapping[str, Mapping[str, int]]] = {
     "distribution": {"alpha": 2, "joint_alpha": 1},
@@ -52,7 +36,7 @@ def smallest_effect(gate: GateResult, thresholds: Mapping[str, float]) -> float 
         return _shift(gate.numbers, thresholds)
     if gate.name == "acceptance":
         return _lost_rounds(gate, thresholds)
-    name, _ = _COMPARED.get(gate.name, ("", ""))
+    name = NUMBERS[gate.name].compared if gate.name in NUMBERS else ""
     # Equality of answers whose drafts were all accepted, or all rejected, proves little about the drafts.
     proving = gate.numbers.get("proving") if gate.name == "lossless" else None
     return _share(gate.numbers.get(name) if proving is None else proving)

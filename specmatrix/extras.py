@@ -7,26 +7,19 @@ from typing import Final
 
 from specmatrix.errors import ConfigError
 
-# Package -> the extra that installs it. Installing specmatrix beside vLLM or SGLang changes none of these.
-EXTRA_OF: Final = {
-    "torch": "engine",
-    "transformers": "engine",
-    "safetensors": "engine",
-    "numba": "engine",
-    "pandas": "pandas",
-    "pytest": "pytest",
-    "triton": "kernels",
-    "fastapi": "serve",
-    "uvicorn": "serve",
-    "prometheus_client": "serve",
-    "pyarrow": "history",
-    "ruptures": "history",
-    "lm_eval": "accuracy",
-    "xgrammar": "grammar",
-    "jsonschema": "grammar",
-    "lark": "grammar",
-    "ray": "ray",
+# What each extra installs. Installing specmatrix beside vLLM or SGLang changes none of these.
+PACKAGES: Final = {
+    "engine": ("torch", "transformers", "safetensors", "numba"),
+    "pandas": ("pandas",),
+    "pytest": ("pytest",),
+    "kernels": ("triton",),
+    "serve": ("fastapi", "uvicorn", "prometheus_client"),
+    "history": ("pyarrow", "ruptures"),
+    "accuracy": ("lm_eval",),
+    "grammar": ("xgrammar", "jsonschema", "lark"),
+    "ray": ("ray",),
 }
+EXTRA_OF: Final = {package: extra for extra, packages in PACKAGES.items() for package in packages}
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:

@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
@@ -26,6 +26,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES, INDEX, axis, describe
 from specmatrix.matrix.cells.cell import DRAFTS, Cell, asked, parse_assignment
 from specmatrix.matrix.cells.model_facts import zoo_facts
+from specmatrix.matrix.cells.selector import parse_selector
 
 Kind = Literal["impossible", "redundant", "optional", "refused", "rewritten"]
 Expect = Literal["runs", "rewritten", "refused"]
@@ -78,13 +79,12 @@ def situation(cell: Cell) -> RuleContext:
     return RuleContext.of(cell.config(), zoo_facts(cell))
 
 
-def _lifted(name: str, *axes: str) -> Constraint:
-    rule: Rule = next(rule for rule in RULES if rule.name == name)
-    return Constraint(name, rule.kind, rule.why, axes, lambda cell: rule.broken(situation(cell)))
+T = TypeVar("T")
 
 
-# The batches that always run all their requests at once.
-FEW: Final = ("single", "pair")
+def _table(name: str, row: type[T]) -> tuple[T, ...]:
+    """The rows of a table beside this file."""
+    return msgspec.yaml.decode(Path(__file__).with_name(name).read_bytes(), type=tuple[row, ...])  # type: ignore[valid-type]
 
 
 class FewValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,9 +110,7 @@ class FewValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Constraint(f"few-{self.name}-{name.replace('_', '-')}", kind, self.why, (name, self.axis), forbids)
 
 
-RESTRICTIONS: Final = msgspec.yaml.decode(
-    Path(__file__).with_name("few_values.yaml").read_bytes(), type=tuple[FewValues, ...]
-)
+RESTRICTIONS: Final = _table("few_values.yaml", FewValues)
 
 
 def _equal_widths(cell: Cell) -> bool:
@@ -124,161 +122,39 @@ def _equal_widths(cell: Cell) -> bool:
     return width == int(cell.steps) + 1 and width - 1 <= tree_pool(int(cell.steps), int(cell.topk))
 
 
+# What the constraints of constraints.yaml without a selector forbid.
+FORBIDS: Final[dict[str, Callable[[Cell], bool]]] = {
+    "no-draft-trained": lambda cell: cell.draft is None and cell.algorithm in {algorithm for _, algorithm in DRAFTS},
+    "equal-widths": _equal_widths,
+    "chain-of-its-own-width": lambda cell: cell.adapts and (cell.topk, cell.draft_tokens) != ("auto", "auto"),
+    "table-of-one-drafter": lambda cell: (
+        cell.adapts
+        and cell.adaptive == "table"
+        and (cell.algorithm, cell.model, cell.steps) != ("eagle3", "llama", "auto")
+    ),
+}
+
+
+class ConstraintRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A constraint of constraints.yaml, which explains its fields."""
+
+    name: str
+    axes: tuple[str, ...]
+    kind: Kind | None = None
+    why: str = ""
+    cells: str = ""
+
+    def constraint(self) -> Constraint:
+        """The constraint, lifted from the engine's rules if it has no kind."""
+        if self.kind is None:
+            rule: Rule = next(rule for rule in RULES if rule.name == self.name)
+            return Constraint(self.name, rule.kind, rule.why, self.axes, lambda cell: rule.broken(situation(cell)))
+        forbids = parse_selector(self.cells) if self.cells else FORBIDS[self.name]
+        return Constraint(self.name, self.kind, self.why, self.axes, forbids)
+
+
 CONSTRAINTS: Final[tuple[Constraint, ...]] = (
-    _lifted("nothing-to-draft", "algorithm", "steps", "topk", "draft_tokens", "adaptive", "verify"),
-    _lifted("steps-auto-alone", "algorithm", "steps", "topk", "draft_tokens", "adaptive"),
-    _lifted("steps-no-candidate", "algorithm", "steps", "topk", "adaptive"),
-    _lifted("adaptive-unsupported", "algorithm", "topk", "adaptive"),
-    _lifted("adaptive-config-flat", "algorithm", "topk", "adaptive"),
-    _lifted("tree-too-wide", "algorithm", "steps", "topk", "draft_tokens"),
-    _lifted("acceptance-unused", "algorithm", "acceptance"),
-    _lifted("acceptance-of-chains", "algorithm", "topk", "acceptance"),
-    _lifted("v2-needs-overlap", "spec_version", "overlap"),
-    _lifted("ngram-tree-too-wide", "algorithm", "steps", "topk", "draft_tokens", "acceptance"),
-    _lifted("ngram-budget-too-wide", "algorithm", "model", "steps", "topk", "draft_tokens", "acceptance"),
-    _lifted("ragged-adaptive", "algorithm", "topk", "adaptive", "verify"),
-    _lifted("confidence-unknown", "algorithm", "topk", "verify"),
-    _lifted("block-too-wide", "algorithm", "model", "draft_tokens"),
-    _lifted("block-steps", "algorithm", "steps"),
-    _lifted("chains-only", "algorithm", "topk"),
-    _lifted("chain-width", "algorithm", "steps", "topk", "draft_tokens", "adaptive", "acceptance"),
-    _lifted("no-step-in-flight", "algorithm", "spec_version"),
-    _lifted("nothing-bundled", "algorithm", "model"),
-    _lifted("window-uncached", "model", "prefix_cache"),
-    _lifted("interval-of-no-state", "model", "state_interval"),
-    _lifted("interval-of-whole-pages", "model", "page_size", "state_interval"),
-    _lifted("uneven-ranks", "model", "tp", "prefix_cache"),
-    Constraint(
-        "no-draft-trained",
-        "impossible",
-        "the zoo has no such draft for this model",
-        ("algorithm", "model"),
-        lambda cell: cell.draft is None and cell.algorithm in {algorithm for _, algorithm in DRAFTS},
-    ),
-    Constraint(
-        "no-answer-of-the-grammar",
-        "redundant",
-        "an accuracy under a grammar means something only for the model that learnt to answer in it",
-        ("model", "batch", "grammar"),
-        lambda cell: cell.grammar != "none" and cell.batch == "gsm" and cell.model != "llama_json",
-    ),
-    Constraint(
-        "equal-widths",
-        "redundant",
-        "a tree with steps + 1 nodes hides a wrong stride; another width reveals it",
-        ("algorithm", "steps", "topk", "draft_tokens"),
-        _equal_widths,
-    ),
-    Constraint(
-        "chain-of-its-own-width",
-        "redundant",
-        "adaptive steps always draft chains, so explicit topk and draft_tokens change nothing",
-        ("algorithm", "topk", "draft_tokens", "adaptive"),
-        lambda cell: cell.adapts and (cell.topk, cell.draft_tokens) != ("auto", "auto"),
-    ),
-    Constraint(
-        "table-of-one-drafter",
-        "redundant",
-        "the default table is the same for every drafter and initial depth; custom slots change the depth sooner",
-        ("algorithm", "model", "steps", "topk", "adaptive"),
-        lambda cell: (
-            cell.adapts
-            and cell.adaptive == "table"
-            and (cell.algorithm, cell.model, cell.steps) != ("eagle3", "llama", "auto")
-        ),
-    ),
-    Constraint(
-        "v1-without-overlap",
-        "redundant",
-        "v1 already runs without overlap",
-        ("spec_version", "overlap"),
-        lambda cell: cell.overlap == "off" and cell.spec_version == "v1",
-    ),
-    Constraint(
-        "alone-under-pressure",
-        "redundant",
-        "a single request is never retracted",
-        ("memory", "batch"),
-        lambda cell: cell.memory == "tight" and cell.batch == "single",
-    ),
-    Constraint(
-        "page-never-full",
-        "redundant",
-        "an answer that ends by itself stays within its first page of 256 tokens, so no request needs another",
-        ("page_size", "memory", "batch", "finish"),
-        lambda cell: (
-            (cell.page_size, cell.memory) == ("256", "tight") and cell.batch != "single" and cell.finish != "length"
-        ),
-    ),
-    Constraint(
-        "session_retract-for-turns",
-        "redundant",
-        "session_retract memory is sized for conversations of known length, and only a session keeps KV between turns",
-        ("memory", "batch", "session", "finish"),
-        lambda cell: (
-            cell.memory == "session_retract"
-            and (cell.batch not in ("pair", "mixed_lengths") or (cell.session, cell.finish) != ("streaming", "length"))
-        ),
-    ),
-    Constraint(
-        "context-out-of-reach",
-        "redundant",
-        "only a request that ends by length always reaches the end of the context; one or two such requests suffice",
-        ("context", "memory", "batch", "finish", "abort"),
-        lambda cell: (
-            cell.context == "short"
-            and ((cell.memory, cell.finish, cell.abort) != ("ample", "length", "none") or cell.batch not in FEW)
-        ),
-    ),
-    Constraint(
-        "slots-unfilled",
-        "redundant",
-        "two requests never wait for four slots",
-        ("slots", "batch"),
-        lambda cell: cell.slots == "4" and cell.batch in FEW,
-    ),
-    Constraint(
-        "mixed-alone",
-        "redundant",
-        "a single request has a single set of sampling parameters",
-        ("sampling", "batch"),
-        lambda cell: cell.sampling == "mixed" and cell.batch == "single",
-    ),
-    Constraint(
-        "queue-empty",
-        "impossible",
-        "no request is queued unless there are more requests than slots",
-        ("abort", "slots", "batch"),
-        lambda cell: cell.abort == "queued" and (cell.slots == "auto" or cell.batch not in ("mixed_lengths", "burst")),
-    ),
-    Constraint(
-        "session-of-many",
-        "redundant",
-        "exams and waves consist of independent requests; sessions are tested in the other batches",
-        ("session", "batch"),
-        lambda cell: cell.session != "none" and cell.batch in ("gsm", "ramp"),
-    ),
-    Constraint(
-        "ramp-in-no-hurry",
-        "redundant",
-        "fifty requests that are aborted, retracted or end by text test no more than a batch of nine",
-        ("batch", "memory", "abort", "finish"),
-        lambda cell: cell.batch == "ramp" and (cell.memory, cell.abort, cell.finish) != ("ample", "none", "length"),
-    ),
-    Constraint(
-        "gsm-cut-short",
-        "impossible",
-        "a truncated or aborted answer cannot be graded",
-        ("batch", "finish", "abort"),
-        lambda cell: cell.batch == "gsm" and (cell.finish != "eos" or cell.abort != "none"),
-    ),
-    Constraint(
-        "gsm-under-pressure",
-        "redundant",
-        "retraction is verified token by token in other batches; hundreds of retracted questions take hours",
-        ("batch", "memory"),
-        lambda cell: cell.batch == "gsm" and cell.memory == "tight",
-    ),
+    *(row.constraint() for row in _table("constraints.yaml", ConstraintRow)),
     *(few.constraint(name) for few in RESTRICTIONS for name in few.kept),
 )
 

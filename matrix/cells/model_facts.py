@@ -1,4 +1,5 @@
-"""The facts of the models on the axes that configuration resolution needs; a test reads them from the checkpoints."""
+"""The facts of the models on the axes that configuration resolution needs, from their recipes; a test reads them from
+the checkpoints."""
 
 from dataclasses import replace
 from functools import cache
@@ -7,51 +8,48 @@ from typing import Final
 from specmatrix.engine.core.config.asked import DraftFacts, Facts
 from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.matrix.cells.cell import Cell
-
-# All share one vocabulary, and one tokenizer, so no tokenizer hash is given.
-VOCABULARY: Final = 768
-CONTEXT: Final = 4096
-LAYERS: Final = 4
+from specmatrix.matrix.zoo.layouts import architecture_of
+from specmatrix.matrix.zoo.recipes import RECIPES, HybridShape, LatentShape, ModelShape, Recipe
 
 
-def _hybrid(architecture: str, hidden: int, widths: tuple[int, ...]) -> Facts:
-    """The facts of a hybrid of six layers with an MTP head."""
-    head = DraftFacts(f"{architecture}NextN", VOCABULARY, hidden, hidden, aux_layers=(FINAL,), prediction_layers=1)
-    sizes = VOCABULARY, hidden, 6, CONTEXT
-    return Facts(architecture, *sizes, bundled=head, heads=4, kv_heads=2, state_heads=2, widths=widths)
+def _target(recipe: Recipe) -> Facts:
+    shape, name = recipe.shape, architecture_of(recipe)
+    widths: tuple[int, ...] = (shape.intermediate,)
+    bundled = None
+    if not isinstance(shape, ModelShape):
+        widths += (shape.expert_intermediate,) if shape.experts else ()
+        sizes = shape.vocab, shape.hidden, shape.hidden
+        bundled = DraftFacts(f"{name}NextN", *sizes, aux_layers=(FINAL,), prediction_layers=shape.bundled)
+    return Facts(
+        name,
+        *(shape.vocab, shape.hidden, shape.layers, shape.max_positions),
+        window=(shape.window or None) if isinstance(shape, ModelShape) else None,
+        bundled=bundled,
+        heads=shape.heads,
+        kv_heads=1 if isinstance(shape, LatentShape) else shape.kv_heads,
+        widths=widths,
+        recurrent=isinstance(shape, HybridShape),
+    )
 
 
-TARGETS: Final[dict[str, Facts]] = {
-    "llama-mini": Facts("LlamaForCausalLM", VOCABULARY, 128, LAYERS, CONTEXT, heads=4, kv_heads=2, widths=(384,)),
-    "llama-mini-json": Facts("LlamaForCausalLM", VOCABULARY, 128, LAYERS, CONTEXT, heads=4, kv_heads=2, widths=(384,)),
-    "qwen3-mini": Facts(
-        "Qwen3ForCausalLM", VOCABULARY, 112, LAYERS, CONTEXT, window=48, heads=6, kv_heads=3, widths=(352,)
-    ),
-    "deepseek-mini": Facts(
-        "DeepseekV3ForCausalLM",
-        *(VOCABULARY, 96, LAYERS, CONTEXT),
-        bundled=DraftFacts("DeepseekV3ForCausalLMNextN", VOCABULARY, 96, 96, aux_layers=(FINAL,), prediction_layers=2),
-        heads=4,
-        widths=(320, 56),
-    ),
-    "mistral-mini": Facts(
-        "MistralForCausalLM", VOCABULARY, 144, LAYERS, CONTEXT, window=56, heads=6, kv_heads=2, widths=(304,)
-    ),
-    "qwen3next-mini": _hybrid("Qwen3NextForCausalLM", 96, (192, 36)),
-    "qwen35-mini": _hybrid("Qwen3_5ForCausalLM", 112, (224,)),
-}
-DRAFTS: Final[dict[str, DraftFacts]] = {
-    "llama-mini-standalone": DraftFacts("LlamaForCausalLM", VOCABULARY, 64),
-    "llama-mini-eagle3": DraftFacts("LlamaForCausalLMEagle3", VOCABULARY, 96, 128, 320, aux_layers=(1, 2, 3)),
-    "llama-mini-json-eagle3": DraftFacts("LlamaForCausalLMEagle3", VOCABULARY, 96, 128, 320, aux_layers=(1, 2, 3)),
-    "llama-mini-eagle": DraftFacts("LlamaForCausalLMEagle", VOCABULARY, 128, 128, VOCABULARY, aux_layers=(FINAL,)),
-    "llama-mini-dflash": DraftFacts(
-        "DFlashDraftModel", VOCABULARY, 128, 128, VOCABULARY, aux_layers=(1, 2, 3), block_size=6, mask_token=0
-    ),
-    "qwen3-mini-standalone": DraftFacts("Qwen3ForCausalLM", VOCABULARY, 72),
-    "qwen3-mini-eagle3": DraftFacts("LlamaForCausalLMEagle3", VOCABULARY, 112, 112, VOCABULARY, aux_layers=(1, 3)),
-    "qwen35-mini-eagle3": DraftFacts("LlamaForCausalLMEagle3", VOCABULARY, 80, 112, 320, aux_layers=(1, 3, 5)),
-}
+def _draft(recipe: Recipe) -> DraftFacts:
+    shape = recipe.shape
+    facts = DraftFacts(architecture_of(recipe), shape.vocab, shape.hidden)
+    if recipe.kind == "standalone":
+        return facts
+    return replace(
+        facts,
+        target_hidden_size=RECIPES[recipe.target or ""].shape.hidden,
+        draft_vocab_size=recipe.draft_vocab or shape.vocab,
+        # A state is named by the layer that reads it, the last one's by FINAL.
+        aux_layers=tuple(layer + 1 for layer in recipe.aux_layers) or (FINAL,),
+        block_size=recipe.block or None,
+        mask_token=recipe.mask_id if recipe.block else None,
+    )
+
+
+TARGETS: Final = {name: _target(recipe) for name, recipe in RECIPES.items() if recipe.kind == "target"}
+DRAFTS: Final = {name: _draft(recipe) for name, recipe in RECIPES.items() if recipe.kind != "target"}
 
 
 def zoo_facts(cell: Cell) -> Facts:

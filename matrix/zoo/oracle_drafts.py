@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specmatrix.matrix.cells.cell import DRAFTS as ZOO_DRAFTS
+from specmatrix.matrix.cells.cell import MODELS
 from specmatrix.matrix.zoo import checkpoint
 from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
 from specmatrix.matrix.zoo.dflash_net import DflashNet
@@ -118,23 +120,9 @@ class BlockDraft(OracleDraft):
 SINGLE = "nextn.single"
 LAYERS = 2
 DRAFTS = {
-    "llama-mini": {
-        "standalone": "llama-mini-standalone",
-        "eagle": "llama-mini-eagle",
-        "eagle3": "llama-mini-eagle3",
-        "dflash": "llama-mini-dflash",
-    },
-    "qwen3-mini": {"standalone": "qwen3-mini-standalone", "eagle3": "qwen3-mini-eagle3"},
-    "deepseek-mini": {"nextn": "deepseek-mini", SINGLE: "deepseek-mini"},
-    "mistral-mini": {"standalone": "llama-mini-standalone"},
-    "qwen3next-mini": {"nextn": "qwen3next-mini", SINGLE: "qwen3next-mini", "standalone": "llama-mini-standalone"},
-    "qwen35-mini": {
-        "nextn": "qwen35-mini",
-        SINGLE: "qwen35-mini",
-        "eagle3": "qwen35-mini-eagle3",
-        "standalone": "llama-mini-standalone",
-    },
-    "llama-mini-json": {"eagle3": "llama-mini-json-eagle3"},
+    target: {algorithm: draft for (name, algorithm), draft in ZOO_DRAFTS.items() if name == model}
+    | (dict.fromkeys(("nextn", SINGLE), target) if RECIPES[target].bundled_fit else {})
+    for model, target in MODELS.items()
 }
 
 

@@ -1,7 +1,11 @@
-"""Frozen recipes: all settings that determine a checkpoint."""
+"""Frozen recipes: all settings that determine a checkpoint, from data/recipes.yaml."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from pathlib import Path
+from typing import Any, Final, get_type_hints
+
+import msgspec
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,113 +155,19 @@ class Recipe:
 
 DATA: Final = Data()
 
-RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe
-    for recipe in (
-        Recipe(
-            "llama-mini", "target", ModelShape(hidden=128, layers=4, heads=4, kv_heads=2, intermediate=384),
-            Fit(steps=6264, share=0.40, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=1,
-        ),
-        Recipe(
-            "llama-mini-standalone", "standalone",
-            ModelShape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=160),
-            Fit(steps=2693, share=0.15, batch_tokens=49_152, peak_rate=6e-3), seed=2, target="llama-mini",
-        ),
-        Recipe(
-            "llama-mini-eagle3", "eagle3", ModelShape(hidden=96, layers=1, heads=3, kv_heads=1, intermediate=256),
-            Fit(steps=1145, share=0.25, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
-            seed=3, target="llama-mini",
-            aux_layers=(0, 1, 2), draft_vocab=320, unroll=7,
-        ),
-        Recipe(
-            "llama-mini-eagle", "eagle", ModelShape(hidden=128, layers=1, heads=8, kv_heads=4, intermediate=288),
-            Fit(steps=1400, share=0.6, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
-            seed=4, target="llama-mini", unroll=7,
-        ),
-        Recipe(
-            "llama-mini-dflash", "dflash",
-            ModelShape(hidden=128, layers=2, heads=3, kv_heads=1, intermediate=320, eps=1e-6, qk_norm=True),
-            Fit(steps=4000, share=0.6, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
-            seed=5, target="llama-mini", aux_layers=(0, 1, 2), block=6, family="qwen3",
-        ),
-        Recipe(
-            "qwen3-mini", "target",
-            ModelShape(
-                hidden=112, layers=4, heads=6, kv_heads=3, intermediate=352, rope_theta=20_000.0, eps=1e-6,
-                qk_norm=True, window=48, sliding=(0, 2),
-            ),
-            Fit(steps=6400, share=0.5, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=6, family="qwen3",
-        ),
-        Recipe(
-            "qwen3-mini-standalone", "standalone",
-            ModelShape(
-                hidden=72, layers=2, heads=4, kv_heads=2, intermediate=176, rope_theta=20_000.0, eps=1e-6, qk_norm=True,
-                tied=True,
-            ),
-            Fit(steps=2400, share=0.3, batch_tokens=49_152, peak_rate=6e-3),
-            seed=7, target="qwen3-mini", family="qwen3",
-        ),
-        Recipe(
-            "qwen3-mini-eagle3", "eagle3",
-            ModelShape(hidden=112, layers=2, heads=7, kv_heads=1, intermediate=272, eps=1e-6),
-            Fit(steps=1000, share=0.6, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
-            seed=8, target="qwen3-mini", aux_layers=(0, 2), unroll=7,
-        ),
-        Recipe(
-            "deepseek-mini", "target",
-            LatentShape(
-                hidden=96, layers=4, heads=4, intermediate=320, query_rank=48, latent_rank=32, plain_dim=24,
-                head_dim=16, value_dim=32, experts=8, chosen=2, expert_intermediate=56, groups=2, chosen_groups=1,
-                bundled=2,
-            ),
-            Fit(steps=5000, share=0.6, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=9, family="deepseek",
-            unroll=5, bundled_fit=Fit(steps=1000, share=0.25, batch_tokens=24_576, peak_rate=2e-3, prompt_weight=0.0),
-        ),
-        Recipe(
-            "mistral-mini", "target",
-            ModelShape(
-                hidden=144, layers=4, heads=6, kv_heads=2, intermediate=304, rope_theta=50_000.0, window=56,
-                sliding=(0, 1, 2, 3),
-            ),
-            Fit(steps=4000, share=0.5, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=10, family="mistral",
-        ),
-        Recipe(
-            "qwen3next-mini", "target",
-            HybridShape(
-                hidden=96, layers=6, heads=4, kv_heads=2, intermediate=192, key_heads=2, value_heads=6, key_dim=16,
-                value_dim=24, experts=6, chosen=2, expert_intermediate=36,
-            ),
-            Fit(steps=2770, share=0.62, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=11, family="qwen3_next",
-            unroll=5, bundled_fit=Fit(steps=1000, share=0.18, batch_tokens=24_576, peak_rate=2e-3, prompt_weight=0.0),
-        ),
-        Recipe(
-            "qwen35-mini", "target",
-            HybridShape(
-                hidden=112, layers=6, heads=4, kv_heads=2, intermediate=224, key_heads=2, value_heads=6, key_dim=20,
-                value_dim=16, tied=True, rope_theta=20_000.0,
-            ),
-            Fit(steps=2801, share=0.55, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=12, family="qwen3_5",
-            unroll=5, bundled_fit=Fit(steps=1000, share=0.14, batch_tokens=24_576, peak_rate=2e-3, prompt_weight=0.0),
-        ),
-        Recipe(
-            "qwen35-mini-eagle3", "eagle3",
-            ModelShape(hidden=80, layers=1, heads=3, kv_heads=1, intermediate=256, eps=1e-6),
-            Fit(steps=965, share=0.14, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
-            seed=13, target="qwen35-mini", aux_layers=(0, 2, 4), draft_vocab=320, unroll=7,
-        ),
-        # Answers in JSON, so that accuracy and acceptance under a grammar mean something.
-        Recipe(
-            "llama-mini-json", "target", ModelShape(hidden=128, layers=4, heads=4, kv_heads=2, intermediate=384),
-            Fit(steps=6000, share=0.6, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=14, form="json",
-        ),
-        Recipe(
-            "llama-mini-json-eagle3", "eagle3",
-            ModelShape(hidden=96, layers=1, heads=3, kv_heads=1, intermediate=256),
-            Fit(steps=953, share=0.4, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
-            seed=15, target="llama-mini-json", aux_layers=(0, 1, 2), draft_vocab=320, unroll=7, form="json",
-        ),
-    )
-}  # fmt: skip
+# The shapes of targets in layouts other than Llama's.
+SHAPES: Final = {"deepseek": LatentShape, "qwen3_next": HybridShape, "qwen3_5": HybridShape}
+
+
+def _recipe(name: str, given: Mapping[str, Any]) -> Recipe:
+    kinds = get_type_hints(Recipe) | {"shape": SHAPES.get(given.get("family", ""), ModelShape)}
+    return Recipe(name, **{field: msgspec.convert(value, kinds[field]) for field, value in given.items()})
+
+
+_TABLE: Final[dict[str, Any]] = msgspec.yaml.decode(
+    Path(__file__).with_name("data").joinpath("recipes.yaml").read_bytes()
+)
+RECIPES: Final = {name: _recipe(name, given) for name, given in _TABLE.items()}
 
 
 def smoke(recipe: Recipe) -> Recipe:
