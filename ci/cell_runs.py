@@ -20,9 +20,8 @@ from specmatrix.ci.run_options import RunOptions
 from specmatrix.errors import ConfigError, shown
 from specmatrix.extras import require
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.tiers import Tier, repro, visible_gpus
+from specmatrix.matrix.cells.tiers import STARTS, TIMED, Tier, repro, visible_gpus
 from specmatrix.matrix.cells.tiers import tier as find_tier
-from specmatrix.matrix.cells.timed import STARTS, TIMED
 from specmatrix.matrix.cover.order import stored_ranks
 from specmatrix.matrix.faults.command import select as select_faults
 from specmatrix.matrix.faults.loader import delays

@@ -28,8 +28,7 @@ from specmatrix.ci.planner import Group, Shard, ShardPlan, take
 from specmatrix.ci.run_options import RunOptions
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.tiers import VISIBLE
-from specmatrix.matrix.cells.timed import TIMED
+from specmatrix.matrix.cells.tiers import TIMED, VISIBLE
 from specmatrix.matrix.run.explain import Explain
 from specmatrix.matrix.run.record import lost
 from specmatrix.matrix.run.waivers import waive

@@ -19,7 +19,6 @@ from specmatrix.options import Acknowledge
 from specmatrix.plain_text import as_given
 from specmatrix.reports.atomic import check_place, held, write_text
 from specmatrix.reports.compare import compare, read_acknowledgements
-from specmatrix.reports.cost import CPU_TIER
 from specmatrix.reports.render.review import (
     Annotation,
     LostRun,
@@ -33,6 +32,7 @@ from specmatrix.reports.render.review import (
 from specmatrix.reports.render.run import view
 from specmatrix.reports.schema import REFERENCE, ReportError
 from specmatrix.reports.store import Report, load
+from specmatrix.reports.summary import CPU_TIER
 from specmatrix.reports.wording import count
 
 COMMENT_FILE: Final = "comment.md"

@@ -21,9 +21,8 @@ from specmatrix.errors import ConfigError, shown
 from specmatrix.extras import require
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
-from specmatrix.matrix.cells.tiers import check_parallel, check_seed, visible_gpus
+from specmatrix.matrix.cells.tiers import TIMED, check_parallel, check_seed, visible_gpus
 from specmatrix.matrix.cells.tiers import tier as find_tier
-from specmatrix.matrix.cells.timed import TIMED
 from specmatrix.matrix.cover.order import cheaper_stage, measured_seconds
 from specmatrix.matrix.cover.selection import chosen_cells
 from specmatrix.matrix.gates.registry import all_gates, applied_gates
@@ -40,9 +39,8 @@ from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.options import WORKERS
 from specmatrix.reports.atomic import check_place
 from specmatrix.reports.render.console import StdoutConsole
-from specmatrix.reports.render.explain import write_explained
 from specmatrix.reports.render.junit import write_junit
-from specmatrix.reports.render.run import RunView, write_run
+from specmatrix.reports.render.run import RunView, write_explained, write_run
 from specmatrix.reports.render.terminal import print_run
 from specmatrix.reports.schema import (
     PAGE_FILE,

@@ -16,9 +16,8 @@ from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cover.selection import of_gpus
 from specmatrix.matrix.workloads.prepared_cell import prepare
-from specmatrix.reports.common_factors import Conditions
 from specmatrix.reports.effective import effective
-from specmatrix.reports.groups import MAX_FACTORED, RedGroup, axis_of, meets, red_groups
+from specmatrix.reports.groups import MAX_FACTORED, Conditions, RedGroup, axis_of, meets, red_groups
 from specmatrix.reports.schema import RED_STATES, Cause, CellResult, is_red
 
 # Maximum number of rounds of choosing cells from the results so far, of cells that run, and of seconds.

@@ -17,10 +17,9 @@ from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.device.grammar_masks import GrammarMasks
 from specmatrix.engine.device.kv_groups import KVGroups
 from specmatrix.engine.device.logit_rules import LogitRules, NodeContext, without_unlikely
-from specmatrix.engine.device.pinned_copy import integers
 from specmatrix.engine.device.relay import DraftState, Relay
 from specmatrix.engine.device.sampling import SamplingRows, chosen_logprobs, pick, top_logprobs
-from specmatrix.engine.device.staging import StepOutput
+from specmatrix.engine.device.staging import StepOutput, integers
 from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.spec.drafter import DraftHooks, DraftTree, shared_chain, shift_left
 from specmatrix.engine.spec.guard import Guard

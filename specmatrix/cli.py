@@ -19,11 +19,19 @@ from typer.core import TyperCommand, TyperGroup
 
 from specmatrix import __version__
 from specmatrix.errors import EngineError
-from specmatrix.exit_status import empty_word, failed, open_streams, unwritten, wrong
+from specmatrix.exit_status import (
+    UsageError,
+    empty_word,
+    failed,
+    misuse,
+    open_streams,
+    repeated_option,
+    unwritten,
+    wrong,
+)
 from specmatrix.extras import missing_extra
 from specmatrix.reports.schema import ReportError
 from specmatrix.stopping import Stopped, stoppable
-from specmatrix.usage_errors import UsageError, misuse, repeated_option
 
 # The groups of `--help`, each with an example: the first command of each, in the order of COMMANDS.
 GROUPS: Final[Mapping[str, tuple[str, str]]] = {

@@ -1,4 +1,4 @@
-"""Standard streams of the command line, and exit statuses for failures."""
+"""Standard streams of the command line, exit statuses for failures, and wrong usage in sentences."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from io import TextIOWrapper
-from typing import Final
+from typing import Final, cast
 
-from specmatrix.errors import text_of
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from specmatrix.errors import nearest, shown, text_of
 from specmatrix.plain_text import PlainStream
 
 # Errors of writing to stdout: a full disk, a quota, a file size limit, a closed pipe, or a closed terminal.
@@ -72,3 +75,36 @@ def wrong(sentence: str) -> int:
     with suppress(OSError):
         print(f"specmatrix: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
     return 2
+
+
+# The base class of typer's usage errors, which typer itself does not export.
+UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
+
+
+def misuse(error: typer.BadParameter) -> str:
+    """Format a usage error: typer's message, the given value, and at most one suggestion."""
+    if hasattr(error, "possibilities"):
+        unknown: str = getattr(error, "option_name", "")
+        close = nearest(unknown.lstrip("-"), [option.lstrip("-") for option in error.possibilities or ()])
+        return f"No such option: {unknown}" + (f"; the closest is --{close}" if close else "")
+    # typer validates values with pydantic, whose error contains the value.
+    value = getattr(error.__cause__, "errors", None)
+    got = "" if value is None else f", got {shown(value()[0]['input'])}"
+    option = getattr(error, "param", None)
+    if error.message and isinstance(option, TyperOption):
+        return f"{option.opts[0]}: {error.message.rstrip('.')}{got}"
+    return error.format_message().rstrip(".?").replace(". Did you mean ", "; perhaps ")
+
+
+def repeated_option(command: TyperCommand | TyperGroup, words: Sequence[str]) -> str:
+    """The first single-value option that occurs twice in a command's arguments, "" if none does.
+
+    The parser would silently keep only the last value.
+    """
+    context = typer.Context(command, **command.context_settings)
+    try:
+        given = command.make_parser(context).parse_args(list(words))[2]
+    except UsageError:
+        return ""  # the command itself will report the error
+    single = [one for one in given if isinstance(one, TyperOption) and not (one.multiple or one.is_flag)]
+    return next((one.opts[0] for place, one in enumerate(single) if one in single[:place]), "")

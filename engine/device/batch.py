@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.core.schedule.step import StepPlan
-from specmatrix.engine.device.pinned_copy import integers
 from specmatrix.engine.device.relay import DraftState, Relay
 from specmatrix.engine.device.sampling import SamplingRows
 from specmatrix.engine.device.slot_table import SlotTable
+from specmatrix.engine.device.staging import integers
 from specmatrix.engine.device.token_tables import GrammarRows
 
 # Positions with cached masks, by device type; a table of 4096 takes 32 MiB in half precision.

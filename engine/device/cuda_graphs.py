@@ -26,8 +26,7 @@ from torch import Tensor
 from specmatrix.engine.core.config.asked import GIB
 from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.schedule.step import StepPlan
-from specmatrix.engine.device.pinned_copy import integers
-from specmatrix.engine.device.staging import StepOutput
+from specmatrix.engine.device.staging import StepOutput, integers
 
 __all__ = ["Captured", "CudaGraphs", "GraphShape", "pad_kv_len", "padded"]
 

@@ -26,8 +26,7 @@ from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.step import PlanRow, StepPlan
 from specmatrix.engine.device.batch import count
 from specmatrix.engine.device.cuda_graphs import HostWork
-from specmatrix.engine.device.pinned_copy import received, sent
-from specmatrix.engine.device.staging import Staged
+from specmatrix.engine.device.staging import Staged, received, sent
 from specmatrix.engine.device.token_tables import CompiledGrammar, GrammarRows, TokenTables
 
 CompiledGrammars: TypeAlias = Mapping[Constraint, CompiledGrammar]

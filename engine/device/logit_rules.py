@@ -20,7 +20,7 @@ from torch import Tensor
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.step import PlanRow
 from specmatrix.engine.device.batch import count
-from specmatrix.engine.device.pinned_copy import floats, integers
+from specmatrix.engine.device.staging import floats, integers
 
 ALWAYS: Final = 2**63 - 1
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.core.schedule.step import PlanRow
-from specmatrix.engine.device.pinned_copy import floats, integers
 from specmatrix.engine.device.sampling import SamplingRows
+from specmatrix.engine.device.staging import floats, integers
 from specmatrix.kernels.gather_rows import gather, scatter
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.core.schedule.step import PlanRow
-from specmatrix.engine.device.pinned_copy import integers
+from specmatrix.engine.device.staging import integers
 
 READ_STEP: Final = 16
 # Up to this many pages are entered one by one, each by an operation that needs no upload.

@@ -1,14 +1,47 @@
-"""A step's results: named tensors on the device, and their asynchronous copies to the host."""
+"""Copies between host and device that neither waits for: small lists on their way to the device, and a step's results,
+named tensors on the device, on their way to the host."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specmatrix.errors import LedgerError
+
+
+def integers(numbers: Iterable[int], device: torch.device) -> Tensor:
+    """Numbers, at least one -> int64 [n]. Through a buffer: torch.tensor iterates over the numbers twice."""
+    buffer = torch.frombuffer(array("q", numbers), dtype=torch.int64)
+    return sent(buffer, device)
+
+
+def floats(numbers: Iterable[float], device: torch.device) -> Tensor:
+    """Numbers, at least one -> float32 [n]."""
+    buffer = torch.frombuffer(array("f", numbers), dtype=torch.float32)
+    return sent(buffer, device)
+
+
+def sent(buffer: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device; itself on a CPU."""
+    if device.type == "cpu":
+        return buffer
+    # A copy from pageable memory synchronises; torch keeps pinned memory until the copy has completed.
+    return buffer.pin_memory().to(device, non_blocking=True)
+
+
+def received(tensor: Tensor) -> Tensor:
+    """A tensor on the host, after a wait for it that a step declares and the synchronisation count leaves out."""
+    if tensor.device.type == "cpu":
+        return tensor
+    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    event.synchronize()
+    return there
 
 
 class StepOutput(NamedTuple):

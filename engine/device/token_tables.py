@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specmatrix.engine.core.schedule.grammar import Constraint
-from specmatrix.engine.device.pinned_copy import integers, sent
+from specmatrix.engine.device.staging import integers, sent
 
 # The largest table that is kept: its states, and its classes of tokens, within which no state differs.
 MAX_STATES: Final = 1024

@@ -15,8 +15,8 @@ from specmatrix.engine.core.draft.ngram_index import Cursor, NgramDraft, NgramIn
 from specmatrix.engine.core.draft.suffix_automaton import SuffixAutomaton
 from specmatrix.engine.core.draft.tree import max_depth
 from specmatrix.engine.device.batch import HostTokens, StepBatch
-from specmatrix.engine.device.pinned_copy import integers
 from specmatrix.engine.device.relay import DraftStateSpec, Relay
+from specmatrix.engine.device.staging import integers
 from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, shared_chain
 from specmatrix.kernels.tree_layout import tree_layout
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from specmatrix.engine.core.draft.algorithms import Traits
 from specmatrix.engine.core.draft.suffix_tree import SuffixCache, SuffixOptions
 from specmatrix.engine.device.batch import StepBatch
-from specmatrix.engine.device.pinned_copy import integers
 from specmatrix.engine.device.relay import DraftStateSpec, Relay
+from specmatrix.engine.device.staging import integers
 from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, shared_chain
 
 

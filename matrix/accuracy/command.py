@@ -13,10 +13,9 @@ import typer
 
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.accuracy.compared import Compared, of_cell, of_launch, of_pair, of_servers
-from specmatrix.matrix.accuracy.data import Split
 from specmatrix.matrix.accuracy.paired_run import Asking, paired_run
 from specmatrix.matrix.accuracy.record import FILES, SCHEMA, markdown, write_record
-from specmatrix.matrix.accuracy.task import definition
+from specmatrix.matrix.accuracy.task import Split, definition
 from specmatrix.matrix.cover.selection import WEIGHTS
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.subjects.http.endpoint import Endpoint, endpoint_of

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.accuracy.compared import Compared, ComparedEngine, ComparedServer, served
-from specmatrix.matrix.accuracy.data import Split, split
-from specmatrix.matrix.accuracy.task import Sample, evaluate, offline
+from specmatrix.matrix.accuracy.task import Sample, Split, evaluate, offline, split
 from specmatrix.matrix.accuracy.verdict import Test, pair
 from specmatrix.matrix.gates.gate import State
 from specmatrix.reports.render.progress import Counter, counting

@@ -13,8 +13,8 @@ from lm_eval.models.openai_completions import LocalCompletionsAPI
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.accuracy.compared import ComparedServer
-from specmatrix.matrix.accuracy.generation import Answered
 from specmatrix.matrix.accuracy.model import TaskModel, Tick
+from specmatrix.matrix.accuracy.task import Answered
 
 # Maximum concurrent requests, as with the published pairs.
 AT_ONCE: Final = 32

@@ -1,28 +1,96 @@
-"""lm-eval's own task definitions on local files, without network access."""
+"""lm-eval's own task definitions on local files, without network access; its data and its generation arguments."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import yaml
 
-from specmatrix.errors import ConfigError, shown
-from specmatrix.matrix.accuracy.data import Split
-from specmatrix.matrix.accuracy.generation import Answered
-from specmatrix.matrix.zoo.questions import Question
+from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.errors import ConfigError, RequestError, shown
+from specmatrix.matrix.zoo.questions import DataError, Question, read_questions
 from specmatrix.temp_dir import TempDir
 
 if TYPE_CHECKING:
     from specmatrix.matrix.accuracy.model import TaskModel
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The data of one evaluation: its few-shot examples and its questions.
+
+    source: names of the files. digest: 12 hex digits over the questions and the examples.
+    """
+
+    examples: tuple[Question, ...]
+    asked: tuple[Question, ...]
+    source: str
+    digest: str
+
+    def blocks(self, size: int) -> Iterator[Split]:
+        """Yield the same examples with `size` questions at a time."""
+        for start in range(0, len(self.asked), size):
+            yield replace(self, asked=self.asked[start : start + size])
+
+
+def split(data: Path, train: Path | None, num_fewshot: int, limit: int | None) -> Split:
+    """The first `num_fewshot` lines of `train` as examples, and the first `limit` questions of `data`.
+
+    Without `train` the first lines of `data` serve as examples instead of questions. DataError on an invalid file, or
+    if too few lines are left.
+    """
+    questions = read_questions(data)
+    examples = (questions if train is None else read_questions(train))[:num_fewshot]
+    if len(examples) < num_fewshot:
+        raise DataError(f"num_fewshot must be at most {len(examples)}, the lines of {train or data}, got {num_fewshot}")
+    asked = questions[num_fewshot if train is None else 0 :][:limit]
+    if not asked:
+        raise DataError(f"all {len(questions)} lines of {data} are few-shot examples; give --train or fewer examples")
+    text = json.dumps([[q.question, q.answer] for q in (*examples, *asked)])
+    source = data.name if train is None or not num_fewshot else f"{data.name}, examples from {train.name}"
+    return Split(examples, asked, source, hashlib.sha256(text.encode()).hexdigest()[:12])
+
+
+# The supported generation arguments of lm-eval 0.4.13; any other is an error.
+KNOWN: Final = frozenset({"until", "do_sample", "temperature", "max_gen_toks"})
+
+
+class Answered(NamedTuple):
+    """One answer of a model. rounds, retractions: 0 if the model does not report them."""
+
+    text: str
+    by_length: bool
+    tokens: int
+    rounds: int = 0
+    retractions: int = 0
+
+
+def parameters(wanted: Mapping[str, Any]) -> SamplingParams:
+    """lm-eval's generation arguments as SamplingParams. RequestError on an unknown or missing argument."""
+    unknown = sorted(wanted.keys() - KNOWN)
+    if unknown:
+        known = ", ".join(sorted(KNOWN))
+        raise RequestError(f"generation argument {shown(unknown[0])} is unknown; it must be one of {known}")
+    if "max_gen_toks" not in wanted:
+        raise RequestError("generation argument max_gen_toks is missing; the number of new tokens must be explicit")
+    until = wanted.get("until", ())
+    temperature = float(wanted.get("temperature", 0.0)) if wanted.get("do_sample", False) else 0.0
+    return SamplingParams(
+        max_new_tokens=int(wanted["max_gen_toks"]),
+        temperature=temperature,
+        stop=(until,) if isinstance(until, str) else tuple(until),
+    )
+
 
 # Task name -> its definition in the installed lm-eval.
 TASKS: Final = {"gsm8k": "gsm8k/gsm8k.yaml"}

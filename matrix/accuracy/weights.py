@@ -14,16 +14,14 @@ from typing import Any, Final, TypeAlias
 from msgspec.structs import replace
 
 from specmatrix.child_process import ChildProcess
-from specmatrix.matrix.accuracy.data import Split
 from specmatrix.matrix.accuracy.paired_run import Asking
 from specmatrix.matrix.accuracy.record import FILES
-from specmatrix.matrix.accuracy.task import EXTRACTORS
+from specmatrix.matrix.accuracy.task import EXTRACTORS, Split
 from specmatrix.matrix.accuracy.verdict import ALPHA
 from specmatrix.matrix.cover.selection import WEIGHTS
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.record import start_record
-from specmatrix.matrix.zoo.published.expected import COLLAPSE, collapsed
-from specmatrix.matrix.zoo.published.pairs import PAIRS, ModelPair, pair_of
+from specmatrix.matrix.zoo.published.pairs import COLLAPSE, PAIRS, ModelPair, collapsed, pair_of
 from specmatrix.reports.render.console import StdoutConsole
 from specmatrix.reports.render.progress import counting
 from specmatrix.reports.render.run import write_run

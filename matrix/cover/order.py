@@ -19,8 +19,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.cover.selection import of_gpus
 from specmatrix.reports.atomic import write_text
-from specmatrix.reports.history.durations import median_seconds
-from specmatrix.reports.history.store import SUFFIX, read
+from specmatrix.reports.history.store import SUFFIX, median_seconds, read
 from specmatrix.reports.schema import UNJUDGED_STATES, CheaperStage
 from specmatrix.reports.store import load
 from specmatrix.reports.wording import count

@@ -12,9 +12,8 @@ from specmatrix.matrix.cells.cell import MEANINGS, Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, LEFT_OUT, expect, explain
 from specmatrix.matrix.cells.enumerate import Prefix, starts
 from specmatrix.matrix.cells.selector import Selector, parse_selector
-from specmatrix.matrix.cells.tiers import TIERS
+from specmatrix.matrix.cells.tiers import TIERS, TIMED, TIMED_CELLS, check_timed
 from specmatrix.matrix.cells.tiers import tier as find_tier
-from specmatrix.matrix.cells.timed import TIMED, TIMED_CELLS, check_timed
 from specmatrix.matrix.cover.generate import own_cells
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.reports.schema import Header, ReportError

@@ -9,8 +9,7 @@ from typing import Final, TypeAlias
 
 from specmatrix.matrix.cells.axes import AXES
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.golden.outcomes import AS_ASKED, REFUSED, Groups, start_outcomes
-from specmatrix.matrix.golden.products import where_of
+from specmatrix.matrix.golden.outcomes import AS_ASKED, REFUSED, Groups, start_outcomes, where_of
 
 GOLDEN_FILE: Final = Path(__file__).with_name("resolved.yaml")
 REQUEST_DEFAULTS: Final = {axis.name: axis.default for axis in AXES if axis.scope == "request"}

@@ -16,9 +16,8 @@ from msgspec.structs import replace
 
 from specmatrix.errors import ConfigError, EngineError, shown
 from specmatrix.matrix.cells.cell import Cell, order
-from specmatrix.matrix.cells.tiers import TIERS, check_seed, repro, visible_gpus
+from specmatrix.matrix.cells.tiers import TIERS, TIMED, check_seed, repro, visible_gpus
 from specmatrix.matrix.cells.tiers import tier as find_tier
-from specmatrix.matrix.cells.timed import TIMED
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.cover.selection import PRODUCT, is_id, of_gpus, select
 from specmatrix.matrix.plugin.collection import FAILED

@@ -13,18 +13,28 @@ from pathlib import Path
 from typing import Final
 
 from specmatrix import HOME, __version__
+from specmatrix.engine.core.observe.counters import COUNTERS, GPU, RANKS, ZERO
 from specmatrix.errors import ConfigError
 from specmatrix.git import git
 from specmatrix.matrix.cells.axes import AXES
 from specmatrix.matrix.cells.tiers import tier as find_tier
-from specmatrix.matrix.cover.lockfile import LOCK_FILE, own_lock_file
+from specmatrix.matrix.cover.lockfile import LOCK_FILE, own_lock_file, stage_cells
+from specmatrix.matrix.cover.selection import of_gpus
 from specmatrix.matrix.gates.gate import Gate
 from specmatrix.matrix.gates.registry import applied_gates
-from specmatrix.matrix.run.coverage_demand import demanded
 from specmatrix.matrix.run.plugins import files_of_user
 from specmatrix.matrix.subjects.protocol import Capability, Subject
 from specmatrix.matrix.zoo.registry import TARGETS, TEST, oracle_file, zoo_hash
-from specmatrix.reports.schema import ADDRESS, REFERENCE, UNKNOWN, Header, Json, SubjectRecord, WaiverRule
+from specmatrix.reports.schema import (
+    ADDRESS,
+    REFERENCE,
+    UNKNOWN,
+    CounterDemand,
+    Header,
+    Json,
+    SubjectRecord,
+    WaiverRule,
+)
 
 ROOT: Final = HOME
 PACKAGES: Final = ("torch", "transformers")
@@ -145,3 +155,17 @@ def _cpu() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+# Smaller stages omit expensive modes.
+STAGE: Final = "nightly"
+
+
+def demanded(stage: str, gpus: int) -> CounterDemand | None:
+    """The counters that a run of the stage's cells on `gpus` GPUs must hit; None if the stage, or a tier of several
+    GPUs, has too few cells to hit all."""
+    if stage != STAGE or gpus > 1:
+        return None
+    cells = len(of_gpus(stage_cells(stage), gpus))
+    never = (*ZERO, *(RANKS if gpus else GPU))
+    return CounterDemand(tuple(name for name in COUNTERS if name not in never), ZERO, cells)

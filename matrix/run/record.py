@@ -6,14 +6,15 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from traceback import TracebackException, extract_tb
 from typing import Any, Final
 
 from msgspec import structs
 
+from specmatrix import HOME
 from specmatrix.errors import ConfigError, EngineBug, NotFiniteError, RequestError
 from specmatrix.matrix.cells.tiers import repro
 from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.run.verb import traceback_of, verb_of
 from specmatrix.matrix.subjects.engine_process import EngineFailed
 from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine, Stalled
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
@@ -144,3 +145,41 @@ def requested(command: EngineCommand) -> dict[str, Any]:
 def _gate(outcome: Outcome) -> GateResult:
     numbers = {name: "none" if number is None else number for name, number in outcome.numbers.items()}
     return GateResult(outcome.gate, outcome.state.value, numbers, outcome.interval, outcome.message, outcome.accept)
+
+
+# Characters kept of a traceback's end, where the cause is.
+MAX_TRACEBACK: Final = 20_000
+# Path suffix of a file -> function -> verb; the innermost matching frame wins.
+VERBS: Final[Mapping[str, Mapping[str, str]]] = {
+    "engine/core/memory/ledger.py": {
+        name: name
+        for name in (
+            "open", "reserve", "launch", "settle", "cancel", "donate", "hold", "resume", "close", "evict", "check",
+        )
+    },
+    "engine/core/schedule/scheduler.py": {"plan": "schedule"},
+    "engine/loop.py": {"_launch": "launch", "_collect": "collect", "_resolve": "resolve"},
+    "engine/device_step.py": {"_prefill": "prefill"},
+    "engine/spec/verify.py": {"verify": "verify"},
+    "engine/api.py": {"__init__": "start", "add": "add"},
+    "matrix/subjects/in_process.py": {"start_engine": "start", "generate": "generate"},
+}  # fmt: skip
+# Hooks of any drafter, wherever it is defined.
+HOOKS: Final = ("prime", "propose", "absorb")
+
+
+def verb_of(error: BaseException) -> str:
+    """The verb at fault, "" if no frame of the traceback is one."""
+    for frame in reversed(extract_tb(error.__traceback__)):
+        if frame.name in HOOKS:
+            return frame.name
+        for path, verbs in VERBS.items():
+            if Path(frame.filename).as_posix().endswith(path) and frame.name in verbs:
+                return verbs[frame.name]
+    return ""
+
+
+def traceback_of(error: BaseException) -> str:
+    """The whole traceback with its causes, paths inside the packages from their root on."""
+    text = "".join(TracebackException.from_exception(error).format()).replace(f"{HOME}/", "")
+    return text if len(text) <= MAX_TRACEBACK else f"…{text[1 - MAX_TRACEBACK :]}"

@@ -17,8 +17,8 @@ from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.errors import ConfigError, is_interrupt
 from specmatrix.extras import missing_extra
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.tiers import STARTS
 from specmatrix.matrix.cells.tiers import tier as find_tier
-from specmatrix.matrix.cells.timed import STARTS
 from specmatrix.matrix.gates.config import ConfigGate
 from specmatrix.matrix.gates.effective import nearest_first
 from specmatrix.matrix.gates.gate import Gate, Outcome, State

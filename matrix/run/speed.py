@@ -8,7 +8,7 @@ from statistics import median
 from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.timed import STARTS
+from specmatrix.matrix.cells.tiers import STARTS
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.pairing import first_difference
 from specmatrix.matrix.run.provenance import this_host

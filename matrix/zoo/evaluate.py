@@ -21,10 +21,9 @@ from specmatrix.matrix.zoo.card import Score
 from specmatrix.matrix.zoo.corpus import Sequences
 from specmatrix.matrix.zoo.decode import greedy
 from specmatrix.matrix.zoo.dflash_net import DflashNet
-from specmatrix.matrix.zoo.gsm_mini import Problem, final_of, problems, prompt_of, write_corpus, write_jsonl
+from specmatrix.matrix.zoo.gsm_mini import LEVELS, Problem, final_of, problems, prompt_of, write_corpus, write_jsonl
 from specmatrix.matrix.zoo.losses import BundledNet
 from specmatrix.matrix.zoo.net import FINAL, CausalNet
-from specmatrix.matrix.zoo.ranges import LEVELS
 from specmatrix.matrix.zoo.recipes import DATA, RECIPES, Data, Recipe
 from specmatrix.matrix.zoo.registry import record
 

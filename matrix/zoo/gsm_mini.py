@@ -1,4 +1,5 @@
-"""gsm-mini: a procedural grade-school-math set in GSM8K's format.
+"""gsm-mini: a procedural grade-school-math set in GSM8K's format, from data/words.yaml and data/templates.yaml, which
+explains its notation.
 
 Every problem is a pure function of (seed, split, index). A checksum of a question's text decides between train and
 test, so they share no question; the held-out split uses templates that are never trained on.
@@ -13,9 +14,40 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import CodeType
+from typing import Final
 
-from specmatrix.matrix.zoo.ranges import LEVELS, MEN, PERCENT, RANGES, THINGS, WOMEN
-from specmatrix.matrix.zoo.templates import HELDOUT, TRAINED, Template
+import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """One kind of problem: its numbers, phrasings and worked steps."""
+
+    name: str
+    numbers: str
+    questions: tuple[str, ...]
+    work: tuple[str, ...]
+    given: str = ""
+
+
+_TEMPLATES: Final = Path(__file__).parent / "data" / "templates.yaml"
+_TABLE: Final = msgspec.yaml.decode(_TEMPLATES.read_bytes(), type=dict[str, tuple[Template, ...]])
+TRAINED: Final = _TABLE["trained"]
+HELDOUT: Final = _TABLE["heldout"]
+
+LEVELS = 6
+
+RANGES: dict[str, tuple[tuple[int, int], ...]] = {
+    "G": ((2, 4), (2, 4), (2, 5), (2, 6), (2, 7), (2, 9)),
+    "S": ((2, 5), (2, 9), (3, 12), (6, 19), (12, 49), (21, 99)),
+    "T": ((5, 30), (11, 99), (21, 199), (101, 499), (201, 999), (1001, 4999)),
+    "H": ((30, 120), (100, 499), (200, 999), (1000, 4999), (2001, 9999), (10001, 49999)),
+}
+PERCENT: tuple[int, ...] = (5, 10, 15, 20, 25, 30, 40, 50, 60, 75)
+
+_FILE: Final = Path(__file__).parent / "data" / "words.yaml"
+_WORDS: Final = msgspec.yaml.decode(_FILE.read_bytes(), type=dict[str, tuple[str, ...]])
+MEN, WOMEN, THINGS = (_WORDS[name] for name in ("men", "women", "things"))
 
 SPLITS = ("train", "test", "heldout")
 TEST_SHARE = 16

@@ -10,7 +10,6 @@ from typing import Final
 
 import msgspec
 
-from specmatrix.reports.common_factors import common_factors, shared
 from specmatrix.reports.compare.acknowledge import Acknowledged, Acknowledgement
 from specmatrix.reports.compare.cell_state import (
     CellChange,
@@ -29,6 +28,7 @@ from specmatrix.reports.compare.evidence import effects, mark_significant
 from specmatrix.reports.compare.left_defaults import left_defaults
 from specmatrix.reports.compare.rewrites import choice_changes, rewrite_changes
 from specmatrix.reports.counters import compare_counters, worse_counters
+from specmatrix.reports.groups import common_factors, shared
 from specmatrix.reports.schema import (
     RED_STATES,
     SCHEMA,

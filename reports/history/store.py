@@ -22,6 +22,7 @@ from specmatrix.reports.atomic import check_place, replaced
 from specmatrix.reports.lengths import positive
 from specmatrix.reports.schema import (
     CRASH,
+    GATE_STATES,
     PAGE_FILE,
     RED_STATES,
     REFERENCE,
@@ -261,3 +262,21 @@ def _history(folder: Path, named: Sequence[tuple[str, Any]]) -> History:
 def _line(value: Any) -> Any:  # noqa: ANN401 - what a column holds
     """A text on one short line, as history files are untrusted."""
     return shorten(value, _MAX_MESSAGE) if isinstance(value, str) else value
+
+
+# Number of newest runs used: older ones are of other code and machines.
+NEWEST: Final = 10
+
+
+def median_seconds(history: History, tier: str) -> dict[str, float]:
+    """The median of each cell over the newest runs of a tier in which it was judged, by id. ReportError without such a
+    run."""
+    import numpy as np
+
+    rows = np.flatnonzero(history.runs["tier"] == tier)[-NEWEST:]
+    if not len(rows):
+        raise ReportError(f"{history.folder} has no run of tier {tier}")
+    judged = np.isin(history.states[rows], [ord(LETTERS[state]) for state in GATE_STATES])
+    seconds = np.where(judged, history.measures["seconds"][rows], np.nan)
+    known = np.flatnonzero(judged.any(axis=0) & ~np.isnan(seconds).all(axis=0))
+    return {history.cells[cell]: float(np.nanmedian(seconds[:, cell])) for cell in known}

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specmatrix.matrix.zoo.published.models import MODELS
+from specmatrix.matrix.zoo.published.pairs import MODELS
 from specmatrix.matrix.zoo.registry import resolve_path
 from tests.support.random_drafts import dflash_shapes, eagle3_shapes
 

@@ -243,7 +243,7 @@ class OpenAIEngine(RunningEngine):
 
     def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
         """Send all asks, concurrently where they do not wait for each other."""
-        from specmatrix.matrix.subjects.http.asking import ask_all
+        from specmatrix.matrix.subjects.http.connection import ask_all
 
         return ask_all(asks, self._send, lambda ask, answer: None)
 

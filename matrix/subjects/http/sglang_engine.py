@@ -11,8 +11,7 @@ from uuid import uuid4
 
 from specmatrix.child_process import ChildProcess
 from specmatrix.engine.core.config.defaults import SHAPE
-from specmatrix.matrix.subjects.http.asking import ask_all
-from specmatrix.matrix.subjects.http.connection import Connection, RefusedAsk, launched
+from specmatrix.matrix.subjects.http.connection import Connection, RefusedAsk, ask_all, launched
 from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, Endpoint
 from specmatrix.matrix.subjects.http.launch_flags import same
 from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, RunningEngine, SubjectRequest

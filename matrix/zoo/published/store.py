@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.zoo.published.models import TIP, Published
-from specmatrix.matrix.zoo.published.pairs import ModelPair
+from specmatrix.matrix.zoo.published.pairs import TIP, ModelPair, Published
 
 
 def locate(pair: ModelPair, models: Path | None = None) -> Mapping[str, Path]:

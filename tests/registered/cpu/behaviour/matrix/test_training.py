@@ -11,14 +11,13 @@ from specmatrix.matrix.zoo.corpus import Batch
 from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
-from specmatrix.matrix.zoo.fit import optimise
 from specmatrix.matrix.zoo.heads import Head, rotated, unroll, unrolled_attention
 from specmatrix.matrix.zoo.hybrid_net import HybridNet
 from specmatrix.matrix.zoo.net import attended
 from specmatrix.matrix.zoo.oracle_drafts import HeadDraft, RotatedDraft
 from specmatrix.matrix.zoo.recipes import RECIPES, Fit, HybridShape, LatentShape, ModelShape
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
-from specmatrix.matrix.zoo.train import plan_of, train
+from specmatrix.matrix.zoo.train import optimise, plan_of, train
 
 LATENT = LatentShape(
     hidden=24, layers=1, heads=3, intermediate=20, query_rank=12, latent_rank=8, plain_dim=6, head_dim=4, value_dim=10,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specmatrix.engine.device.staging import StagingRing, StepOutput
+from specmatrix.engine.device.staging import StagingRing, StepOutput, floats, integers
 from specmatrix.errors import LedgerError
 
 CPU = torch.device("cpu")
@@ -42,3 +42,15 @@ def test_padding_is_cut_off_every_row_and_the_stamps_are_of_the_step():
     cut = StepOutput(**rows).first(3)
     assert cut.drafts is None and cut.stamps.tolist() == [5, 6, 7]
     assert {len(tensor) for name, tensor in cut._asdict().items() if name not in ("drafts", "stamps")} == {3}
+
+
+def test_numbers_arrive_as_they_are():
+    numbers = [0, -1, 2**62, 5]
+    sent = integers(numbers, torch.device("cpu"))
+    assert (sent.dtype, sent.tolist()) == (torch.int64, numbers)
+    assert integers(range(3), torch.device("cpu")).tolist() == [0, 1, 2]
+
+
+def test_floats_are_rounded_as_torch_rounds_them():
+    numbers = [0.1, 0.9, -1e-7, 3.0]
+    assert torch.equal(floats(numbers, torch.device("cpu")), torch.tensor(numbers))

@@ -16,8 +16,7 @@ from specmatrix.matrix.accuracy.paired_run import Asking
 from specmatrix.matrix.accuracy.task import EXTRACTORS, Sample
 from specmatrix.matrix.accuracy.verdict import pair as paired
 from specmatrix.matrix.accuracy.weights import command, in_process, main_weights
-from specmatrix.matrix.zoo.published.expected import ACCURACY, collapsed
-from specmatrix.matrix.zoo.published.pairs import PAIRS, ModelPair
+from specmatrix.matrix.zoo.published.pairs import ACCURACY, PAIRS, ModelPair, collapsed
 from specmatrix.reports.compare.compare import compare
 from specmatrix.reports.store import load
 

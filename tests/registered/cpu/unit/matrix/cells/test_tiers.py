@@ -1,6 +1,13 @@
 import pytest
 
-from specmatrix.matrix.cells.tiers import check_seed, repro, tier, visible_gpus
+from specmatrix.matrix.cells.axes import axis
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.constraints import expectation, explain
+from specmatrix.matrix.cells.tiers import TIMED, UNTIMED, check_seed, check_timed, repro, tier, visible_gpus
+from specmatrix.matrix.cover.selection import of_gpus, select
+from specmatrix.matrix.workloads.questions import ORACLE_PROMPTS, questions
+from specmatrix.matrix.workloads.timed import LIMIT, WARM, timed_requests
+from specmatrix.matrix.zoo.gsm_mini import prompt_of
 from tests.support.refusals import refusal
 
 
@@ -22,3 +29,42 @@ def test_a_seed_out_of_range_is_refused(seed):
     check_seed(0)
     check_seed(2**31 - 1)
     assert refusal(check_seed, seed) == f"seed must be between 0 and 2147483647, got {seed}"
+
+
+def test_every_timed_cell_runs_and_may_be_timed():
+    cells = select(TIMED)
+    assert len(cells) == len(set(cells)) >= 10
+    for cell in cells:
+        check_timed(cell)
+        assert expectation(cell, explain(cell)) == "runs"
+    assert {cell.algorithm for cell in cells} == set(axis("algorithm").names) - {"none", "eagle"}
+    assert all(of_gpus(cells, gpus) for gpus in (0, 1, 2, 4, 8))
+
+
+@pytest.mark.parametrize(("name", "value", "why"), [(n, v, why) for n, values, why in UNTIMED for v in values])
+def test_other_cells_are_refused_with_the_reason(name, value, why):
+    text = f"stage 'speed' measures no cell with {name}={value}: {why}"
+    assert refusal(check_timed, Cell(algorithm="eagle3")._replace(**{name: value})).startswith(text)
+
+
+def test_a_cell_by_its_id_is_refused_too():
+    assert "measures no cell with session=streaming" in refusal(select, TIMED, "eagle3.pair.stream")
+    assert select(TIMED, "eagle3.pair") == [Cell.from_id("eagle3.pair")]
+
+
+def test_turns_ask_different_questions_and_seeds_too():
+    cell = Cell.from_id("eagle3.burst")
+    turns = [timed_requests(cell, turn, 0, first) for turn in range(-WARM, 24) for first in (False, True)]
+    prompts = [request.prompt for requests in turns for request in requests]
+    assert len(prompts) == len(set(prompts)) == 9 * 2 * 26
+    assert {prompt_of(question) for question, _ in questions()[:ORACLE_PROMPTS]} & set(prompts)
+    assert timed_requests(cell, 0, 1) != timed_requests(cell, 0, 0) == timed_requests(cell, 0, 0)
+    assert timed_requests(Cell.from_id("eagle3.gsm"), 999, 2**31 - 1), "questions begin again after the last"
+
+
+def test_a_first_token_is_a_request_of_one_token():
+    cell = Cell.from_id("eagle3.temperature.length.pair")
+    for first, limit in ((False, LIMIT), (True, 1)):
+        for request in timed_requests(cell, 3, 0, first):
+            assert (request.max_new_tokens, request.temperature, request.ignore_eos) == (limit, 0.8, True)
+            assert not request.logprobs and not request.top_logprobs and not request.after

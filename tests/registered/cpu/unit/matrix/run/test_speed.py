@@ -8,7 +8,7 @@ import pytest
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.timed import STARTS
+from specmatrix.matrix.cells.tiers import STARTS
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.run import speed, timed_pair

@@ -20,8 +20,14 @@ from specmatrix.matrix.run.record import judged, lost
 from specmatrix.matrix.run.waivers import load_waivers, waive
 from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, SubjectRequest, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
-from specmatrix.matrix.subjects.transformers.engine import FORBIDDEN, ForwardLog, TransformersEngine, ending
-from specmatrix.matrix.subjects.transformers.other_vocabulary import MORE, with_other_vocabulary
+from specmatrix.matrix.subjects.transformers.engine import (
+    FORBIDDEN,
+    MORE,
+    ForwardLog,
+    TransformersEngine,
+    ending,
+    with_other_vocabulary,
+)
 from specmatrix.matrix.subjects.transformers.requests import own_requests
 from specmatrix.matrix.subjects.transformers.subject import LAYERS, TransformersSubject
 from specmatrix.matrix.workloads.build import workload

@@ -7,6 +7,9 @@ import pytest
 from specmatrix.matrix.cells.start_settings import CORPUS
 from specmatrix.matrix.zoo.evaluate import corpus_rows, split_rows
 from specmatrix.matrix.zoo.gsm_mini import (
+    HELDOUT,
+    LEVELS,
+    TRAINED,
     final_of,
     in_form,
     is_test,
@@ -16,12 +19,10 @@ from specmatrix.matrix.zoo.gsm_mini import (
     write_corpus,
     write_jsonl,
 )
-from specmatrix.matrix.zoo.ranges import LEVELS
 from specmatrix.matrix.zoo.recipes import DATA
 from specmatrix.matrix.zoo.registry import CORPUS_FILE, resolve_path
 from specmatrix.matrix.zoo.registry import HELDOUT as HELDOUT_FILE
 from specmatrix.matrix.zoo.registry import TEST as TEST_FILE
-from specmatrix.matrix.zoo.templates import HELDOUT, TRAINED
 
 ANNOTATION = re.compile(r"<<([^=<>]+)=(\d+)>>")
 

@@ -10,8 +10,8 @@ import pytest
 from specmatrix.cli import main
 from specmatrix.errors import ConfigError
 from specmatrix.reports.history import store
-from specmatrix.reports.history.store import add, read
-from specmatrix.reports.schema import ReportError, ShardRecord, SubjectRecord, Waiver, WaiverRule
+from specmatrix.reports.history.store import NEWEST, add, median_seconds, read
+from specmatrix.reports.schema import GateResult, ReportError, ShardRecord, SubjectRecord, Waiver, WaiverRule
 
 
 def test_every_run_says_of_every_cell_what_it_was_and_measured(history, gated):
@@ -115,3 +115,34 @@ def test_a_run_of_another_engine_is_named_by_its_version(history, gated, tmp_pat
     assert main(["history", "show", "--history", str(tmp_path / "history"), "--json"]) == 0
     newest, oldest = json.loads(capsys.readouterr().out)["runs"]
     assert (oldest["commit"], oldest["version"], newest["commit"]) == ("v0.1.0", "1.2.3", "0f3c2a9d41b7")
+
+
+@pytest.fixture
+def history(tmp_path, write_report, make_cell):
+    """Runs of one cell with these seconds, in order; a negative number is a run that was not judged."""
+
+    def make(*seconds: float, tier: str = "cpu"):
+        for number, taken in enumerate(seconds):
+            error = None if taken > 0 else "lost"
+            gates = (GateResult("ledger", "PASS"),) if taken > 0 else ()
+            cell = make_cell("a", seconds=abs(taken), error=error, gates=gates, state="PASS" if taken > 0 else "INFRA")
+            created = f"2026-09-{number + 1:02}T00:00:00+00:00"
+            add(write_report(tmp_path / f"run{number}", [cell], created=created, tier=tier), tmp_path / "history")
+        return read(tmp_path / "history")
+
+    return make
+
+
+def test_the_median_of_the_newest_runs(history):
+    found = history(*[100.0] * NEWEST, *map(float, range(1, NEWEST + 1)))
+    assert median_seconds(found, "cpu") == {"a": (NEWEST + 1) / 2}
+
+
+def test_a_run_without_a_verdict_does_not_count(history):
+    assert median_seconds(history(2.0, -50.0, 4.0), "cpu") == {"a": 3.0}
+    assert median_seconds(history(-1.0, -2.0, -3.0, tier="gpu1"), "gpu1") == {}
+
+
+def test_another_tiers_runs_are_no_runs(history):
+    with pytest.raises(ReportError, match=r"history has no run of tier gpu2$"):
+        median_seconds(history(1.0), "gpu2")

@@ -3,9 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from specmatrix.reports.render.explain import write_explained
 from specmatrix.reports.render.failing_request import ask_lines, pages_text
-from specmatrix.reports.render.run import run_page, view
+from specmatrix.reports.render.run import run_page, view, write_explained
 from specmatrix.reports.render.terminal import print_run
 from specmatrix.reports.schema import AskPages, FailingRequest, GateResult, Timeline, Token, TreeNode
 from specmatrix.reports.store import load

@@ -10,8 +10,7 @@ import pytest
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.models.config import read_model_config
 from specmatrix.engine.models.loader import facts_of
-from specmatrix.matrix.zoo.published.models import MODELS, TIP
-from specmatrix.matrix.zoo.published.pairs import PAIRS, pair_of
+from specmatrix.matrix.zoo.published.pairs import MODELS, PAIRS, TIP, pair_of
 from tests.support.refusals import refusal
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from specmatrix.matrix.zoo.published.models import MODELS, TIP
+from specmatrix.matrix.zoo.published.pairs import MODELS, TIP
 from specmatrix.matrix.zoo.published.store import find, hub
 from tests.support.refusals import refusal
 

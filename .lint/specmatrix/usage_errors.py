@@ -1,1 +1,0 @@
-../../specmatrix/usage_errors.py
