@@ -21,11 +21,10 @@ from specmatrix.reports.render.console import print_markdown
 from specmatrix.reports.render.progress import waiting
 
 GROUPS: Final = ("decoding",)
-# Groups measured only if named: against vLLM, which has its own installation, rounds on a GPU, and a search of tiles.
-VLLM: Final = "vllm"
+# Groups measured only if named: rounds on a GPU, and a search of tiles.
 GPU: Final = "gpu"
 TUNE: Final = "tune"
-NAMED: Final = (*GROUPS, VLLM, TUNE)
+NAMED: Final = (*GROUPS, TUNE)
 FILES: Final = ("bench.json", "bench.md")
 SIGNS: Final = {"higher": ">=", "lower": "<="}
 
@@ -74,7 +73,6 @@ def _measure(group: str) -> Callable[[], Iterator[Metric]]:
     torch.set_num_threads(1)
     return {
         "decoding": decoding.beside_transformers,
-        VLLM: decoding.beside_vllm,
         GPU: gpu.measure,
         TUNE: tune.measure,
     }[group]

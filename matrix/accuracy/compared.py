@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from specmatrix.engine.core.config.asked import AUTO, UNASKED, EngineConfig
-from specmatrix.errors import ConfigError, shown, text_of
+from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.axes import AXES, describe
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.subjects.http.endpoint import INFO, Endpoint
+from specmatrix.matrix.subjects.http.endpoint import Endpoint
+from specmatrix.matrix.subjects.http.openai import served_models
 from specmatrix.matrix.zoo.published.pairs import ModelPair
 from specmatrix.matrix.zoo.registry import resolve_path, verify_cells
 
@@ -141,17 +142,8 @@ def served(server: ComparedServer) -> Iterator[ComparedServer]:
 def described(url: str, key: str | None) -> tuple[str, Mapping[str, Any]]:
     """The first model of a server and the configuration that it reports, empty if none. ConfigError if no server is
     reachable."""
-    from specmatrix.matrix.subjects.http.connection import Connection
-
-    with Connection(url, key) as server:
-        models = server.get("/v1/models").get("data") or []
-        try:
-            running: Mapping[str, Any] = server.get(*INFO)
-        except ConfigError:
-            running = {}
-    if not models:
-        raise ConfigError(f"{text_of(url)} serves no model")
-    return str(models[0]["id"]), running
+    (first, *_), running, *_ = served_models(url, key)
+    return str(first["id"]), running
 
 
 def _ample(cell: Cell) -> EngineConfig:

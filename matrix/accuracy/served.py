@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-import httpx
 from aiohttp import ClientError, ClientResponseError
 from lm_eval.api.instance import Instance
 from lm_eval.models.openai_completions import LocalCompletionsAPI
@@ -15,17 +13,12 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.accuracy.compared import ComparedServer
 from specmatrix.matrix.accuracy.model import TaskModel, Tick
 from specmatrix.matrix.accuracy.task import Answered
+from specmatrix.matrix.subjects.http.connection import Connection
+from specmatrix.matrix.subjects.http.openai import totals
 
 # Maximum concurrent requests, as with the published pairs.
 AT_ONCE: Final = 32
 SECONDS: Final = 600
-# Counters of drafts in /metrics, of `specmatrix serve` and of vLLM.
-DRAFTS: Final[Mapping[str, str]] = {
-    "spec.drafted": r"(?:specmatrix:engine_events_total\{.*event=\"spec\.drafted\".*|"
-    r"vllm:spec_decode_num_draft_tokens_total.*)",
-    "spec.accepted": r"(?:specmatrix:engine_events_total\{.*event=\"spec\.accepted\".*|"
-    r"vllm:spec_decode_num_accepted_tokens_total.*)",
-}
 
 
 class Choice(str):
@@ -106,15 +99,5 @@ class ServedModel(TaskModel):
 
     def _drafts(self) -> dict[str, int]:
         """The draft counters that the server exposes."""
-        headers = {} if self._server.key is None else {"Authorization": f"Bearer {self._server.key}"}
-        try:
-            response = httpx.get(f"{self._server.url}/metrics", headers=headers, timeout=SECONDS, trust_env=False)
-        except httpx.HTTPError:
-            return {}
-        lines = response.text.splitlines() if response.status_code == 200 else []
-        found = {}
-        for name, pattern in DRAFTS.items():
-            values = [float(line.rpartition(" ")[2]) for line in lines if re.match(pattern, line)]
-            if values:
-                found[name] = int(sum(values))
-        return found
+        with Connection(self._server.url, self._server.key) as connection:
+            return totals(connection.text("/metrics"))

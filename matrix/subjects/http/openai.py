@@ -88,10 +88,10 @@ class OpenAISubject(Subject):
         baseline has another model or speculates."""
         if endpoint.url is None:
             raise ConfigError(f"subject {self.name!r} is reached by --url; --launch is for sglang")
-        (first, *_), running, drafts, counted = _served(endpoint.url, endpoint.key)
+        (first, *_), running, drafts, counted = served_models(endpoint.url, endpoint.key)
         model = str(first["id"])
         if endpoint.baseline_url is not None:
-            theirs, plain, speculates, _ = _served(endpoint.baseline_url, endpoint.key)
+            theirs, plain, speculates, _ = served_models(endpoint.baseline_url, endpoint.key)
             if model not in (names := [str(card["id"]) for card in theirs]):
                 raise ConfigError(f"--baseline-url serves {', '.join(names)}; it must serve {model}, as --url does")
             if speculates:
@@ -197,7 +197,7 @@ class OpenAIChatSubject(OpenAISubject):
         return super().at(endpoint)
 
 
-def _served(url: str, key: str | None) -> tuple[list[dict[str, Any]], dict[str, Any], bool | None, bool]:
+def served_models(url: str, key: str | None) -> tuple[list[dict[str, Any]], dict[str, Any], bool | None, bool]:
     """(models, configuration under SGLang's flag names or empty, whether the server speculates or None, whether it
     counts drafts). ConfigError without a model."""
     from specmatrix.matrix.subjects.http.connection import Connection

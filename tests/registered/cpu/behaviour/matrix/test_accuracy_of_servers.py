@@ -51,7 +51,7 @@ def accuracy(data: Path, *words: str):
 def test_a_loss_ends_the_run_early_and_says_where(data, tmp_path):
     with (
         completions(right) as (base, asked),
-        completions(every(7), info={"speculative_algorithm": "EAGLE3"}, drafts=(9, 4)) as (url, _),
+        completions(every(7), info={"speculative_algorithm": "EAGLE3", "model_path": "m"}, drafts=(9, 4)) as (url, _),
     ):
         words = ("--url", url, "--baseline-url", base, "--num-fewshot", "2", "--out", str(tmp_path))
         done = accuracy(data, *words)
@@ -116,7 +116,7 @@ def refused(url: str, base: str) -> str:
 
 
 def test_servers_that_cannot_be_compared_are_refused():
-    eagle, plain = {"speculative_algorithm": "EAGLE"}, {"speculative_algorithm": None}
+    eagle, plain = ({"speculative_algorithm": one, "model_path": "m"} for one in ("EAGLE", None))
     with (
         completions(right, info=eagle) as (first, _),
         completions(right, info=plain) as (second, _),

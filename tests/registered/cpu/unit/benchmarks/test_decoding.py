@@ -4,7 +4,6 @@ import pytest
 
 from specmatrix.benchmarks import decoding
 from specmatrix.benchmarks.decoding import PROMPT_TOKENS, TIE, compared, difference, engine, fixed, prompts
-from specmatrix.matrix.subjects.environment import VLLM
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +36,6 @@ def test_a_different_token_is_named_unless_it_is_a_tie(run):
 def test_equal_tokens_have_a_ratio_and_others_none(llm, monkeypatch):
     monkeypatch.setattr(decoding, "PAIRS", 1)
     asked = prompts(llm, 1)
-    right = compared(llm, lambda: ids(llm.generate(asked, fixed())), asked, "m", 1.0, "peer")
-    assert right.median > 0 and right.note.endswith("of peer")
-    assert compared(llm, lambda: [[1]], asked, "m", 1.0, "peer").state == "red"
-
-
-def test_without_vllm_nothing_is_measured_and_nothing_is_red(tmp_path, monkeypatch):
-    monkeypatch.setenv(VLLM.variable, str(tmp_path / "none"))
-    found = list(decoding.beside_vllm())
-    assert len({metric.name for metric in found}) == 4
-    assert {(metric.state, metric.goal) for metric in found} == {("not measured", None)}
-    assert "specmatrix subjects install vllm" in found[0].note
+    right = compared(llm, lambda: ids(llm.generate(asked, fixed())), asked, "m", 1.0)
+    assert right.median > 0 and right.note.endswith("of transformers")
+    assert compared(llm, lambda: [[1]], asked, "m", 1.0).state == "red"
