@@ -20,9 +20,9 @@ def length_interval(gate: GateResult) -> tuple[float, float] | None:
     return ends if "ratio" not in gate.numbers or reference is None else (ends[0] * reference, ends[1] * reference)
 
 
-def number(value: Json, most: float = MAX_NUMBER) -> float | None:
-    """A recorded number from 0 to `most`, None for anything else."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
+def number(value: Json) -> float | None:
+    """A recorded number from 0 to `MAX_NUMBER`, None for anything else."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
     return float(value) if known else None
 
 
@@ -31,12 +31,7 @@ def positive(value: Json) -> float | None:
     return number(value) or None
 
 
-def numbers(value: Json, most: float = MAX_NUMBER) -> list[float]:
-    """A recorded list of numbers from 0 to `most`, empty for anything else."""
-    found = [number(each, most) for each in value] if isinstance(value, list) else []
-    return [each for each in found if each is not None] if None not in found else []
-
-
 def positives(value: Json) -> list[float]:
     """A recorded list of numbers above 0 and at most `MAX_NUMBER`, empty for anything else."""
-    return found if all(found := numbers(value)) else []
+    found = [positive(each) for each in value] if isinstance(value, list) else []
+    return [] if None in found else [each for each in found if each]

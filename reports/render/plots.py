@@ -10,7 +10,7 @@ from html import escape
 from typing import Final, TypeAlias
 
 from specmatrix.reports.effective import effective
-from specmatrix.reports.lengths import length_interval, number, numbers, positive
+from specmatrix.reports.lengths import length_interval, number, positive
 from specmatrix.reports.schema import CellResult, GateResult
 from specmatrix.reports.stats import paired_difference
 from specmatrix.reports.wording import count, shorten
@@ -97,32 +97,6 @@ def glyph(point: Point, low: float, high: float, reference: float | None) -> str
     return f'<svg viewBox="0 0 80 16" class="glyph">{tick}{bar}{dot}</svg>'
 
 
-def curve_plot(curves: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """Rates by position, one labelled line each; "" without curves."""
-    curves = [(label, values) for label, values in curves if values]
-    if not curves:
-        return ""
-    depth = max(len(values) for _, values in curves)
-    left, right, bottom, height = 56, 500, 190, 220
-    step = (right - left) / max(1, depth - 1)
-
-    def y(rate: float) -> float:
-        return 14 + (bottom - 14) * (1 - rate)
-
-    parts = [_line("grid", left, y(rate), right, y(rate)) for rate in (0, 0.25, 0.5, 0.75, 1)]
-    parts += [_text("tick", left - 8, y(rate) + 4, f"{100 * rate:.0f} %", "end") for rate in (0, 0.25, 0.5, 0.75, 1)]
-    parts += [_text("tick", left + step * i, height - 8, str(i + 1), "middle") for i in range(depth)]
-    ends = _apart([y(values[-1]) for _, values in curves], 14)
-    for index, ((label, values), end) in enumerate(zip(curves, ends, strict=True)):
-        places = [(left + step * i, y(rate)) for i, rate in enumerate(values)]
-        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
-        parts.append(f'<polyline class="curve series{index % 6}" points="{path}"/>')
-        parts += [f'<circle class="mark series{index % 6}" cx="{a:.1f}" cy="{b:.1f}" r="3"/>' for a, b in places]
-        parts.append(_text(f"name series{index % 6}", right + 12, end + 4, label, "start"))
-    label = f"plot of {count(len(curves), 'curve')}: {escape(', '.join(name for name, _ in curves))}"
-    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}" class="plot">{"".join(parts)}</svg>'
-
-
 def _points(row: Row, middle: float, x: Scale) -> list[str]:
     points = sorted(row.points, key=lambda point: (point.tone == "bad", point.value))
     if len(points) > MAX_POINTS:
@@ -155,15 +129,6 @@ def _round_step(rough: float) -> float:
     """The next larger 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
-
-
-def _apart(places: Sequence[float], distance: float) -> list[float]:
-    """Positions moved down so that neighbours are at least `distance` apart."""
-    moved = dict(enumerate(places))
-    floor = -math.inf
-    for index in sorted(moved, key=moved.__getitem__):
-        floor = moved[index] = max(moved[index], floor + distance)
-    return [moved[index] for index in range(len(places))]
 
 
 def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
@@ -254,26 +219,6 @@ def accuracy_plot(cells: Sequence[CellResult]) -> str:
         if point is not None:
             rows[shape(cell)].append(point)
     return strip_plot([Row(label, tuple(points)) for label, points in sorted(rows.items())], "", zero=0.0)
-
-
-def position_plot(cells: Sequence[CellResult]) -> str:
-    """Mean acceptance at each draft position, one line per algorithm, over its passing cells with the deepest drafts.
-
-    Adaptive cells are left out: too few of their rounds reach the later positions.
-    """
-    deepest: dict[str, list[list[float]]] = defaultdict(list)
-    for cell in cells:
-        gate = cell.gate("acceptance")
-        rates = [] if gate is None else numbers(gate.numbers.get("per_position"), 1)
-        adapts = bool((cell.start.resolved or {}).get("adaptive_slots"))
-        if rates and cell.state == "PASS" and not adapts:
-            deepest[effective(cell.axes, cell.start.resolved).get("algorithm", "?")].append(rates)
-    curves = []
-    for algorithm, rows in sorted(deepest.items()):
-        depth = max(len(row) for row in rows)
-        full = [row for row in rows if len(row) == depth]
-        curves.append((algorithm, [sum(row[i] for row in full) / len(full) for i in range(depth)]))
-    return curve_plot(curves)
 
 
 def _tone(gate: GateResult) -> str:

@@ -25,7 +25,6 @@ from specmatrix.reports.render.plots import (
     accuracy_plot,
     accuracy_point,
     glyph,
-    position_plot,
 )
 from specmatrix.reports.schema import (
     GATE_STATES,
@@ -220,7 +219,6 @@ def run_page(run: RunView) -> str:
         plots={
             "acceptance": acceptance_plot(run.cells, _allowed(run)),
             "accuracy": accuracy_plot(run.cells),
-            "positions": position_plot(run.cells),
         },
         data={"cells": [_details(cell, row, run.header) for cell, row in zip(shown, values, strict=True)]},
     )

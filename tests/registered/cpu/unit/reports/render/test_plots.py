@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from specmatrix.reports.render.plots import MAX_POINTS, Point, Row, curve_plot, strip_plot
+from specmatrix.reports.render.plots import MAX_POINTS, Point, Row, strip_plot
 
 
 def point(value, tone="good"):
@@ -55,10 +55,3 @@ def test_many_points_are_thinned_but_red_ones_stay():
     svg = strip_plot([Row("a", tuple(many))], "")
     assert len(marks(svg, "bad")) == 7
     assert len(marks(svg, "good")) <= MAX_POINTS
-
-
-def test_curves_are_named_at_their_ends_without_overlap():
-    svg = curve_plot([("eagle3", [0.8, 0.7, 0.7]), ("standalone", [0.7, 0.7, 0.7]), ("short", [0.5])])
-    assert len(marks(svg, "curve")) == 3 and len(marks(svg, "mark")) == 7
-    places = sorted(float(each.get("y")) for each in marks(svg, "name"))
-    assert all(b - a >= 13.9 for a, b in pairwise(places))
