@@ -18,6 +18,7 @@ class GateNumbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     faults: tuple[str, ...]
     compared: str = ""
     unit: str = ""
+    shared: tuple[str, ...] = ()
 
 
 NUMBERS: Final = msgspec.yaml.decode(Path(__file__).with_suffix(".yaml").read_bytes(), type=dict[str, GateNumbers])

@@ -20,7 +20,7 @@ from specmatrix.matrix.gates.round_alignment import (
 )
 from specmatrix.matrix.gates.same_texts import NUMBER, rounds_of
 from specmatrix.matrix.gates.session_baseline import has_session_baseline, mismatching_turns
-from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.grammar import followed
 from specmatrix.matrix.oracles.naive_rounds import NaiveCheck, Sure, naive_check
 from specmatrix.matrix.oracles.shared_replay import ReplayError, Round, SharedReplay
@@ -30,21 +30,6 @@ from specmatrix.matrix.workloads.stored_oracle import Combination, Oracle, oracl
 from specmatrix.reports.stats import ratio_change
 from specmatrix.reports.wording import count
 
-THRESHOLDS: Final = {
-    "low": Threshold(0.97, "a paired bootstrap over 32 prompts detects a loss of 3 %; sglang#34145 lost 20 %"),
-    "high": Threshold(
-        1.03, "accepting more than the oracle is also wrong: the drafter sees tokens that it must not know"
-    ),
-    "moved_low": Threshold(
-        0.90,
-        "only if every request was retracted or the engine is another one, which shifts round boundaries, or in bf16, "
-        "where other drafts win ties; measured intervals reach 0.96",
-    ),
-    "moved_high": Threshold(1.10, "as moved_low, the upper limit"),
-    "left": Threshold(
-        0, "in float32 every greedy request of the nightly cells, retracted or not, has exactly the oracle's rounds"
-    ),
-}
 # The oracle's rounds per window of an engine's life.
 WINDOW: Final = 100
 # In a short context, the first position that the stored oracle does not reach for every prompt. From there on every so
@@ -126,7 +111,7 @@ class AcceptanceGate:
 
     name: str = "acceptance"
     needs: frozenset[Capability] = frozenset({Capability.ROUNDS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("acceptance"))
     oracle: Callable[[str], Oracle | None] = oracle_of
     exact: bool = True
     naive: Callable[..., NaiveCheck] = naive_check
@@ -282,11 +267,7 @@ class AcceptanceGate:
         except ReplayError as broken:
             return Outcome(self.name, State.FAIL, message=str(broken))
         due = {answer.name: replay.rounds.get(int(answer.meta_info["id"]), []) for answer in run.answers}
-        places = {
-            a.name: place
-            for a in run.answers
-            if (place := first_replay_mismatch(a, due[a.name])) is not None
-        }
+        places = {a.name: place for a in run.answers if (place := first_replay_mismatch(a, due[a.name])) is not None}
         rounds = sum(map(len, due.values()))
         numbers: dict[str, Number] = {
             "length": sum(sum(answer.accept_lengths) for answer in run.answers) / max(1, rounds),

@@ -13,21 +13,12 @@ from typing import Final
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.pairing import AnswerPair, pairs, unpaired
-from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
 from specmatrix.reports.stats import mcnemar, wilson
 
-THRESHOLDS: Final = {
-    "alpha": Threshold(
-        1.5e-4, "one-sided exact McNemar per extractor: 13 answers lost and none won fail; see FALSE_ALARMS"
-    ),
-    "sampled_share": Threshold(
-        0.8, "of the card's greedy rate; plain decoding kept 0.88 to 0.90 of it on 48 questions"
-    ),
-    "collapse": Threshold(0.0001, "binomial probability of this few correct answers at the card's rate"),
-}
 # As in lm-eval's gsm8k task, or a member of a JSON answer. Each extractor catches what the other misses (overrun text,
 # a missing last line).
 STRICT: Final = re.compile(r'(?:####|"answer":) (-?[0-9.,]+)')
@@ -50,7 +41,7 @@ class AccuracyGate:
 
     name: str = "accuracy"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("accuracy"))
     card: Callable[[str], float | None] = card_accuracy
 
     def applies(self, cell: Cell) -> bool:

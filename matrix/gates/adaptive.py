@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.journal_rounds import first_journal_mismatch
-from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.adaptive import AdaptiveMismatch, AdaptiveReplay, widest
 from specmatrix.matrix.subjects.protocol import Capability, Run, Trace
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.sessions import WAVES
-
-THRESHOLDS: Final = {
-    "average": Threshold(1e-9, "float64 rounding of a few products; the smallest wrong count changes it by 1e-3"),
-}
 
 
 @dataclass
@@ -31,7 +26,7 @@ class AdaptiveGate:
 
     name: str = "adaptive"
     needs: frozenset[Capability] = frozenset({Capability.TRACE, Capability.JOURNAL, Capability.COUNTERS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("adaptive"))
 
     def applies(self, cell: Cell) -> bool:
         """Cells with adaptive depth; if the engine makes it static, `config` and `effective` report that."""

@@ -9,8 +9,8 @@ from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.rejection import THRESHOLDS, Places, add_chances, by_position, least_likely, too_often
-from specmatrix.matrix.gates.thresholds import values
+from specmatrix.matrix.gates.rejection import Places, add_chances, by_position, least_likely, too_often
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.drawn_rounds import Text, chances_along
 from specmatrix.matrix.subjects.protocol import AcceptanceRule, Answer, Capability, Profile, Run
 from specmatrix.matrix.workloads.build import draws_apply
@@ -31,7 +31,7 @@ class ChancesGate:
 
     name: str = "rejection"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS, Capability.ROUNDS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("rejection"))
     accepts: Callable[[Cell], AcceptanceRule] = Profile(frozenset()).rule_of
 
     def applies(self, cell: Cell) -> bool:

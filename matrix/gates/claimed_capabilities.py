@@ -8,14 +8,10 @@ from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
-
-THRESHOLDS: Final = {
-    "broken": Threshold(0, "a claim decides which gates apply, so one that does not hold leaves a defect unseen"),
-}
 
 # Tokens; prompt lookups search for as many or fewer.
 WINDOW: Final = 5
@@ -29,7 +25,7 @@ class ClaimedCapabilitiesGate:
 
     name: str = "claimed_capabilities"
     needs: frozenset[Capability] = frozenset()
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("claimed_capabilities"))
 
     def applies(self, cell: Cell) -> bool:
         """Every cell."""

@@ -16,16 +16,13 @@ from specmatrix.engine.core.config.rules.ngram import FLAGS, PREFIX
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.golden.flags import FlagOutcomes, changed_flag, flags_of, golden_flags
 from specmatrix.matrix.golden.outcomes import DEPENDS, REFUSED, outcomes, ran
 from specmatrix.matrix.golden.review import GOLDEN_FILE, Golden, expected, golden_table, start_id
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
-THRESHOLDS: Final = {
-    "differences": Threshold(0, "a configuration may change only with a reviewed diff of matrix/golden/resolved.yaml"),
-}
 REVIEW: Final = "python -m pytest tests/registered/cpu/unit/matrix/golden --force-regen"
 
 
@@ -37,7 +34,7 @@ class ConfigGate:
 
     name: str = "config"
     needs: frozenset[Capability] = frozenset({Capability.READBACK, Capability.RESOLUTION})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("config"))
     golden: Golden = field(default_factory=golden_table)
     flags: FlagOutcomes = field(default_factory=golden_flags)
 

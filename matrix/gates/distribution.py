@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.pairing import AnswerPair, pairs, unpaired
-from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.joint_law import joint_law
 from specmatrix.matrix.subjects.protocol import AcceptanceRule, Capability, Profile, Run
 from specmatrix.matrix.workloads.build import DRAWN_TOKENS, draws_apply
@@ -27,15 +27,6 @@ if TYPE_CHECKING:
 
     Floats: TypeAlias = npt.NDArray[np.float64]
 
-THRESHOLDS: Final = {
-    "alpha": Threshold(5e-5, "Kolmogorov-Smirnov over about 600 draws, twice per cell; see FALSE_ALARMS"),
-    "joint_alpha": Threshold(1e-5, "chi-square over 200 outputs of three tokens, once per cell; see FALSE_ALARMS"),
-    "logprob_nats": Threshold(
-        1e-3, "above float32 rounding between batch shapes, below the effect of any model change"
-    ),
-    "min_draws": Threshold(100, "fewer draws cannot detect a bias of 10 %"),
-    "edge": Threshold(1e-5, "float32 error of the cumulative mass at the top-p cutoff"),
-}
 ALONE: Final = "nearly every output is the same by the target's law, so that a test of it says nothing"
 Context = tuple[tuple[int, float], ...]  # (token id, log-probability) of every token, most probable first
 Draw = tuple[RequestSpec, Context, int]
@@ -59,7 +50,7 @@ class DistributionGate:
 
     name: str = "distribution"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS, Capability.LOGPROBS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("distribution"))
     accepts: Callable[[Cell], AcceptanceRule] = Profile(frozenset()).rule_of
 
     def applies(self, cell: Cell) -> bool:

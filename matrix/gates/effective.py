@@ -9,14 +9,10 @@ from typing import Final
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.evidence import EVIDENCE, GPU_EVIDENCE, Evidence
 from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
-THRESHOLDS: Final = {
-    "differences": Threshold(0, "an engine that runs other values than it resolved is another configuration"),
-    "unseen": Threshold(0, "every row of EVIDENCE was verified on the reference engine"),
-}
 # Start of the message on a counter that is wrongly zero or non-zero.
 COUNTER: Final = "counter "
 # Readback values without which the running engine is unknown.
@@ -32,7 +28,7 @@ class EffectiveGate:
 
     name: str = "effective"
     needs: frozenset[Capability] = frozenset({Capability.READBACK, Capability.COUNTERS, Capability.RESOLUTION})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("effective"))
     evidence: tuple[Evidence, ...] = (*EVIDENCE, *GPU_EVIDENCE)
 
     def applies(self, cell: Cell) -> bool:

@@ -12,16 +12,12 @@ from typing import Any, Final, get_args
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.phase import phase_of
-from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.finish import StopRule, banned_early, ending, text_of
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import eos_ids
-
-THRESHOLDS: Final = {
-    "faults": Threshold(0, "a request's end follows exactly from its tokens"),
-}
 
 # Older names of SGLang's metrics, which the reference engine reports too.
 OLDER: Final = {
@@ -39,7 +35,7 @@ class FinishGate:
 
     name: str = "finish"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("finish"))
 
     def applies(self, cell: Cell) -> bool:
         """Every request ends."""

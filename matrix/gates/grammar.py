@@ -9,7 +9,7 @@ from typing import Final
 from specmatrix.engine.core.schedule.grammar import KINDS
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
-from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.grammar import behind_marker, following, unreadable
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.finish import text_of
@@ -20,11 +20,6 @@ from specmatrix.matrix.workloads.stored_oracle import oracle_of
 from specmatrix.matrix.zoo.registry import eos_ids
 from specmatrix.reports.wording import count
 
-THRESHOLDS: Final = {
-    "illegal": Threshold(0, "a mask allows what a fresh matcher allows, and no token is emitted against its mask"),
-    "refused": Threshold(0, "a chain that follows its grammar has no draft that the grammar refuses"),
-    "unreadable": Threshold(0, "an answer whose grammar has ended is a sentence of it"),
-}
 # Counters without which a pass means nothing, and those of drafts.
 EFFECTS: Final = {"grammar.changed": "no mask removed a most likely token"}
 # With memory for all requests.
@@ -45,7 +40,7 @@ class GrammarGate:
 
     name: str = "grammar"
     needs: frozenset[Capability] = frozenset()
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("grammar"))
 
     def applies(self, cell: Cell) -> bool:
         """Cells whose requests have grammars."""

@@ -9,13 +9,10 @@ from typing import Any, Final
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
-THRESHOLDS: Final = {
-    "faults": Threshold(0, "each metric is defined by others; sglang#33518 found all five identities to hold exactly"),
-}
 COUNTS: Final = ("spec_verify_ct", "spec_num_correct_drafts", "spec_num_proposed_drafts")
 
 
@@ -25,7 +22,7 @@ class IdentitiesGate:
 
     name: str = "identities"
     needs: frozenset[Capability] = frozenset({Capability.HISTOGRAM})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("identities"))
 
     def applies(self, cell: Cell) -> bool:
         """Cells with a drafter."""

@@ -8,13 +8,10 @@ from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
-THRESHOLDS: Final = {
-    "left": Threshold(0, "whatever one request leaves behind grows with every request, until the engine ends"),
-}
 # Counts that an engine with a readback of `alive` must report.
 COUNTED: Final = frozenset(
     {
@@ -33,7 +30,7 @@ class LeaksGate:
 
     name: str = "leaks"
     needs: frozenset[Capability] = frozenset({Capability.READBACK, Capability.WORK})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("leaks"))
 
     def applies(self, cell: Cell) -> bool:
         """Every cell is at rest at its end."""

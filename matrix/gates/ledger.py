@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.errors import LedgerError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
-from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.ledger import AuditError, Move, audit
 from specmatrix.matrix.subjects.protocol import Capability, Memory, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.reports.schema import REFERENCE
-
-THRESHOLDS: Final = {
-    "leaked_pages": Threshold(0, "a page without an owner is lost until restart"),
-    "wrong_stamps": Threshold(0, "attention that reads another request's or position's KV is right by luck only"),
-}
 
 
 @dataclass
@@ -33,7 +27,7 @@ class LedgerGate:
 
     name: str = "ledger"
     needs: frozenset[Capability] = frozenset({Capability.JOURNAL, Capability.MEMORY, Capability.COUNTERS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("ledger"))
 
     def applies(self, cell: Cell) -> bool:
         """Every cell uses KV memory."""

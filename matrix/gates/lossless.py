@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from specmatrix.matrix.cells.cell import HYBRIDS, Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
@@ -15,7 +15,7 @@ from specmatrix.matrix.gates.logprobs import max_logprob_gap
 from specmatrix.matrix.gates.pairing import TIE_NATS, AnswerPair, first_difference, is_tie, pairs, unpaired
 from specmatrix.matrix.gates.phase import phase_of
 from specmatrix.matrix.gates.precision import PrecisionGate
-from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.logit_rules import RuledToken, ruled_tokens
 from specmatrix.matrix.oracles.precision import followed
 from specmatrix.matrix.oracles.prompt_scores import prompt_gap, prompt_scores
@@ -29,35 +29,6 @@ from specmatrix.matrix.workloads.stored_oracle import Oracle, oracle_index, orac
 if TYPE_CHECKING:
     from torch import Tensor
 
-THRESHOLDS: Final = {
-    "tie_nats": Threshold(TIE_NATS, "above float32 rounding of a logit, below the top-2 gaps of the zoo's models"),
-    "oracle_nats": Threshold(
-        1e-4, "two float32 libraries differed by 7e-6 at most; a window one token short gives 2.5e-3"
-    ),
-    "rule_nats": Threshold(
-        3e-4,
-        "under logit rules: rewards for repetition leave several tokens likely, and rounding shows: 5.3e-5 at most on "
-        "a CPU, 1.1e-4 on a GPU over 155 cells; a presence penalty that is off by 0.01 gives 1.8e-3",
-    ),
-    "hybrid_rule_nats": Threshold(9e-4, "the same of hybrids, whose prompts transformers sums in chunks: 4.8e-4"),
-    "score_nats": Threshold(
-        1e-4, "4.4e-5 at most over ranks, 1.2e-5 of trees on a GPU, else 0; another temperature gives 1e-2"
-    ),
-    "half_nats": Threshold(
-        0.16,
-        "in bf16, a tree's accepted keys may lie in other tiles of attention than a chain's, which may move a logit "
-        "below 32 by a step of 0.125, at a temperature of 0.8 at least: 0.078 at most; chains had 0 over 1,860 tokens",
-    ),
-    "ruled_half_nats": Threshold(
-        0.32,
-        "the same where rewards for repetition leave two logits likely, each of which may move: 0.23 at most on a GPU",
-    ),
-    "past_tie_nats": Threshold(
-        TIE_NATS, "behind a tie, where a text goes on alone: as tie_nats, or the one that a subject's profile states"
-    ),
-    "divergent": Threshold(0, "exact verification: equal to plain decoding with the same seed"),
-}
-
 
 @dataclass
 class LosslessGate:
@@ -69,7 +40,7 @@ class LosslessGate:
 
     name: str = "lossless"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: {"tie_nats": TIE_NATS} | thresholds("lossless"))
     oracle: Callable[[str], Oracle | None] | None = oracle_of
     is_oracle_tie: Callable[[str, RequestSpec, int], bool] | None = None
     sampled: bool = True

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.pairing import TIE_NATS, first_difference
-from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.margins import margin
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.stored_oracle import Oracle, oracle_index, oracle_of, rewriting
-
-THRESHOLDS: Final = {
-    "tie_nats": Threshold(TIE_NATS, "another library's rounding; the profile of a subject may state another one"),
-    "wrong": Threshold(
-        0, "a greedy token is the oracle's, or the margin of the oracle's two best tokens is below tie_nats"
-    ),
-}
 
 
 @dataclass
@@ -35,7 +27,7 @@ class OracleGate:
 
     name: str = "oracle"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: {"tie_nats": TIE_NATS} | thresholds("oracle"))
     oracle: Callable[[str], Oracle | None] = oracle_of
     margin: Callable[[str, RequestSpec, int], float] = margin
 

@@ -10,34 +10,12 @@ from typing import Final, NamedTuple
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
-from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.precision import PreciseToken, followed, precise_tokens
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
 
-THRESHOLDS: Final = {
-    "tie_nats": Threshold(
-        0.25, "0.16 at most over 60 cells in bf16 on an H100; the median margin of the zoo's two best tokens is 10"
-    ),
-    "drawn_nats": Threshold(
-        0.75,
-        "of sampled tokens: 0.50 at most over 60 cells of 5 seeds in bf16 on an H100, and 0.47 over 3.8 million draws "
-        "where all that float32 computes is rounded to bf16; more of them are near a tie than of greedy ones",
-    ),
-    "far_draws": Threshold(
-        2,
-        "sampled tokens of a run beyond tie_nats: one draw in 40,000 in bf16, one at most in a run on an H100",
-    ),
-    "routed_share": Threshold(
-        0.004,
-        "of tokens, expected to have other experts behind a router's tie and to be further off: 0.0032 over all "
-        "cells, 2 of 177 in one",
-    ),
-    "tied_share": Threshold(0.05, "2.6 % at most of a cell's tokens, all sampled; of greedy ones 0.05 %"),
-    "score_rms": Threshold(0.03, "0.016 nats at most per cell for greedy tokens in bf16; 2e-7 in float32"),
-    "sampled_rms": Threshold(0.06, "0.028 nats at most per cell for sampled tokens in bf16; 2e-6 in float32"),
-}
 # Probability, at most, that a run without a defect has more tokens of other experts than are allowed, if router ties
 # are independent; and the largest share of its tokens that may have them.
 CHANCE: Final = 1e-4
@@ -72,7 +50,7 @@ class PrecisionGate:
 
     name: str = "precision"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS, Capability.SAMPLED_IDENTITY})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("precision"))
     tokens: Callable[..., Sequence[PreciseToken]] = precise_tokens
 
     def applies(self, cell: Cell) -> bool:

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
-
-THRESHOLDS: Final = {
-    "divergent": Threshold(
-        0, "rank 0 decides sampled and draft tokens; everything else follows deterministically on every rank"
-    ),
-}
 
 
 @dataclass
@@ -26,7 +19,7 @@ class RanksGate:
 
     name: str = "ranks"
     needs: frozenset[Capability] = frozenset({Capability.RANKS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("ranks"))
 
     def applies(self, cell: Cell) -> bool:
         """Cells with several ranks."""

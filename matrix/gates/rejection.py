@@ -9,20 +9,11 @@ from typing import Final, NamedTuple, TypeAlias
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.acceptance import first_token, sure_of
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
-from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.drawn_rounds import DrawnRound, Text, drawn_round
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
-THRESHOLDS: Final = {
-    "left": Threshold(0, "seed, position and column decide a round, whatever the timing, batch, pages or ranks"),
-    "edge": Threshold(
-        1e-5, "a random number this near to another outcome, in probability, may give it: float32 rounds by up to 1e-6"
-    ),
-    "q": Threshold(3e-4, "q is off by at most 1.2e-5 in float32 and by 2e-3 or more where it is rounded to bf16"),
-    "alpha": Threshold(1e-5, "over all positions of a draft, of the numbers of acceptances; see FALSE_ALARMS"),
-    "min_rounds": Threshold(6, "two requests that accept nearly every draft have 12 rounds; fewer show no rejection"),
-}
 # Rounds recomputed of a cell, spread evenly: one takes 10 to 30 ms.
 ROUNDS: Final = 80
 # By draft of a round: the chance that it is accepted, and whether it was, in each round that tells.
@@ -56,7 +47,7 @@ class RejectionGate:
 
     name: str = "rejection"
     needs: frozenset[Capability] = frozenset({Capability.ROUNDS, Capability.RESOLUTION})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("rejection"))
 
     def applies(self, cell: Cell) -> bool:
         """Cells whose drafts are drawn; all of them have sampled requests."""

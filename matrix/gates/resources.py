@@ -10,18 +10,10 @@ from typing import Final
 from specmatrix.engine.core.config.asked import GIB
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.subjects.protocol import Capability, GraphRound, Resources, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
-THRESHOLDS: Final = {
-    "unsteady": Threshold(0, "a shape's first round compiles, its second is captured, and all others are replays"),
-    "memory_ratio": Threshold(1.1, "1.017 at most: torch's allocator rounds up, and small tensors are not budgeted"),
-    "memory_least": Threshold(0.55, "0.637 at least: prediction layers that no drafter loads are in the budget"),
-    "early_share": Threshold(
-        0.03, "of the edges between a graph's kernels, most of which are torch's: 0.145 in a tree of EAGLE3 in bf16"
-    ),
-}
 WIDTH: Final = 3
 MASKS: Final = 5
 ON_HOST: Final = 2  # from this value on
@@ -38,7 +30,7 @@ class ResourcesGate:
 
     name: str = "resources"
     needs: frozenset[Capability] = frozenset({Capability.RESOURCES, Capability.READBACK, Capability.COUNTERS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("resources"))
 
     def applies(self, cell: Cell) -> bool:
         """Cells of one rank; on a CPU none, as the runner knows."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.evidence import widest
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
-from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.forwards import DraftShape, SparePositions, needless_forwards
 from specmatrix.matrix.oracles.ledger import groups_of
 from specmatrix.matrix.oracles.needed_work import Sizes, WorkDone, WorkMismatch
@@ -18,12 +17,6 @@ from specmatrix.matrix.oracles.prefix import span_of
 from specmatrix.matrix.oracles.work import WorkReplay
 from specmatrix.matrix.subjects.protocol import Capability, Journal, Run, Stalled
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
-
-THRESHOLDS: Final = {
-    "needless": Threshold(0, "what a step launches follows from the workload, the sizes and the accepted tokens"),
-    "spare_positions": Threshold(15, "a step reads KV in multiples of 16 positions, so that shapes recur"),
-    "spare_graph_positions": Threshold(255, "a CUDA graph reads a multiple of 256 positions, so that graphs are few"),
-}
 
 
 @dataclass
@@ -36,7 +29,7 @@ class ScheduleGate:
 
     name: str = "schedule"
     needs: frozenset[Capability] = frozenset({Capability.JOURNAL, Capability.WORK})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("schedule"))
 
     def applies(self, cell: Cell) -> bool:
         """Every cell has work to schedule."""

@@ -5,18 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.refusals import refusal_fault
-from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
-
-THRESHOLDS: Final = {
-    "apart": Threshold(0, "a turn's prompt is its history followed by its own tokens"),
-}
 
 
 @dataclass
@@ -25,7 +20,7 @@ class SessionGate:
 
     name: str = "session"
     needs: frozenset[Capability] = frozenset({Capability.SESSIONS, Capability.JOURNAL, Capability.TOKEN_IDS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("session"))
 
     def applies(self, cell: Cell) -> bool:
         """Cells whose requests are turns or branches of sessions."""

@@ -9,15 +9,12 @@ from typing import Final
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.oracle import OracleGate, comparable
-from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.finish import ending, text_of
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
 
-THRESHOLDS: Final = {
-    "wrong": Threshold(0, "greedy texts are equal, or part where the oracle's two best tokens are within tie_nats"),
-}
 SHOWN: Final = 20  # characters
 
 
@@ -30,7 +27,7 @@ class TextGate:
 
     name: str = "text"
     needs: frozenset[Capability] = frozenset()
-    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("text"))
     target_oracle: OracleGate | None = field(default_factory=OracleGate)
 
     def applies(self, cell: Cell) -> bool:

@@ -1,22 +1,20 @@
-"""Thresholds, each with the reason for its value."""
+"""The limits of the gates, and of a run's false alarms."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Final
+
+import msgspec
 
 # By stage: the allowed false-positive rate of a run on a defect-free engine, over all tests of all its cells.
 # `reports.sensitivity` states the share of a run, and a test holds that the locked cells keep to it.
 FALSE_ALARMS: Final = {"smoke": 0.01, "pr": 0.01, "nightly": 0.05}
+_TABLE: Final = msgspec.yaml.decode(
+    Path(__file__).with_suffix(".yaml").read_bytes(), type=dict[str, dict[str, int | float]]
+)
 
 
-class Threshold(NamedTuple):
-    """One limit that a gate applies; `source` justifies the value."""
-
-    value: float
-    source: str
-
-
-def values(thresholds: Mapping[str, Threshold]) -> dict[str, float]:
-    """The values by name, in the form of `Gate.thresholds`."""
-    return {name: threshold.value for name, threshold in thresholds.items()}
+def thresholds(gate: str) -> dict[str, float]:
+    """The limits that a gate applies, by name, from thresholds.yaml."""
+    return dict(_TABLE[gate])

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Final
 
 from specmatrix.reports.compare.cell_state import FALSE_DISCOVERY_RATE, MIN_EFFECT, TOLERANCE, Effect
-from specmatrix.reports.gate_numbers import AMOUNTS
+from specmatrix.reports.gate_numbers import AMOUNTS, NUMBERS
 from specmatrix.reports.lengths import length_interval, number, positive, positives
 from specmatrix.reports.schema import CellResult, GateResult
 from specmatrix.reports.speed import FIXED, RATIOS, SPEED, drift, obstacle, ratio_shift, ratios
@@ -26,20 +26,6 @@ from specmatrix.reports.stats import (
 )
 from specmatrix.reports.wording import count
 
-# Amounts that may differ between two runs of one cell: those of an engine start grow with the cells that share it,
-# which the selection and the number of workers decide; acceptance lengths are compared as effects.
-_NOT_OF_THE_CELL: Final = frozenset(
-    (
-        ("ledger", "verbs"),
-        ("schedule", "steps"),
-        ("schedule", "forwards"),
-        ("leaks", "sent"),
-        ("resources", "rounds"),
-        ("ranks", "planned"),
-        ("ranks", "read"),
-        ("acceptance", "length"),
-    )
-)
 # The gates that draw a sample, and its unit.
 _SAMPLES: Final = {"acceptance": "prompt", "accuracy": "question", "distribution": "draw"}
 
@@ -75,7 +61,7 @@ def lost_evidence(base: CellResult, head: CellResult, other: Collection[str]) ->
             # Over HTTP an aborted answer ends wherever its abort arrives.
             elif gate.name == "identities" and head.axes.get("abort", "none") != "none":
                 continue
-            elif after < before / 2 and gate.name not in other and (gate.name, name) not in _NOT_OF_THE_CELL:
+            elif after < before / 2 and gate.name not in other and name not in NUMBERS[gate.name].shared:
                 found.append(f"{gate.name} passes in head, and its {name} fell from {before:,.6g} to {after:,.6g}")
     counted, left = len(base.evidence), len(head.evidence)
     if counted and not left:
