@@ -20,9 +20,9 @@ def length_interval(gate: GateResult) -> tuple[float, float] | None:
     return ends if "ratio" not in gate.numbers or reference is None else (ends[0] * reference, ends[1] * reference)
 
 
-def number(value: Json) -> float | None:
-    """A recorded number from 0 to `MAX_NUMBER`, None for anything else."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
+def number(value: Json, most: float = MAX_NUMBER) -> float | None:
+    """A recorded number from 0 to `most`, None for anything else."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
     return float(value) if known else None
 
 

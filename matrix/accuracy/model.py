@@ -16,7 +16,7 @@ from specmatrix.engine.api import LLM, Output
 from specmatrix.engine.core.config.asked import AUTO, EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.errors import RequestError
-from specmatrix.matrix.accuracy.task import Answered, parameters
+from specmatrix.matrix.accuracy.generation import Answered, parameters
 
 Tick = Callable[[int], None]
 

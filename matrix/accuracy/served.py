@@ -11,8 +11,8 @@ from lm_eval.models.openai_completions import LocalCompletionsAPI
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.accuracy.compared import ComparedServer
+from specmatrix.matrix.accuracy.generation import Answered
 from specmatrix.matrix.accuracy.model import TaskModel, Tick
-from specmatrix.matrix.accuracy.task import Answered
 from specmatrix.matrix.subjects.http.connection import Connection
 from specmatrix.matrix.subjects.http.openai import totals
 

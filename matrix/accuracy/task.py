@@ -1,4 +1,4 @@
-"""lm-eval's own task definitions on local files, without network access; its data and its generation arguments."""
+"""lm-eval's own task definitions on local files, without network access, and its data."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from specmatrix.engine.core.schedule.request import SamplingParams
-from specmatrix.errors import ConfigError, RequestError, shown
+from specmatrix.errors import ConfigError, shown
+from specmatrix.matrix.accuracy.generation import Answered
 from specmatrix.matrix.zoo.questions import DataError, Question, read_questions
 from specmatrix.temp_dir import TempDir
 
@@ -59,37 +59,6 @@ def split(data: Path, train: Path | None, num_fewshot: int, limit: int | None) -
     text = json.dumps([[q.question, q.answer] for q in (*examples, *asked)])
     source = data.name if train is None or not num_fewshot else f"{data.name}, examples from {train.name}"
     return Split(examples, asked, source, hashlib.sha256(text.encode()).hexdigest()[:12])
-
-
-# The supported generation arguments of lm-eval 0.4.13; any other is an error.
-KNOWN: Final = frozenset({"until", "do_sample", "temperature", "max_gen_toks"})
-
-
-class Answered(NamedTuple):
-    """One answer of a model. rounds, retractions: 0 if the model does not report them."""
-
-    text: str
-    by_length: bool
-    tokens: int
-    rounds: int = 0
-    retractions: int = 0
-
-
-def parameters(wanted: Mapping[str, Any]) -> SamplingParams:
-    """lm-eval's generation arguments as SamplingParams. RequestError on an unknown or missing argument."""
-    unknown = sorted(wanted.keys() - KNOWN)
-    if unknown:
-        known = ", ".join(sorted(KNOWN))
-        raise RequestError(f"generation argument {shown(unknown[0])} is unknown; it must be one of {known}")
-    if "max_gen_toks" not in wanted:
-        raise RequestError("generation argument max_gen_toks is missing; the number of new tokens must be explicit")
-    until = wanted.get("until", ())
-    temperature = float(wanted.get("temperature", 0.0)) if wanted.get("do_sample", False) else 0.0
-    return SamplingParams(
-        max_new_tokens=int(wanted["max_gen_toks"]),
-        temperature=temperature,
-        stop=(until,) if isinstance(until, str) else tuple(until),
-    )
 
 
 # Task name -> its definition in the installed lm-eval.

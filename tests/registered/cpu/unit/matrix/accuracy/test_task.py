@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from specmatrix.errors import RequestError
-from specmatrix.matrix.accuracy.task import parameters, split
+from specmatrix.matrix.accuracy.generation import parameters
+from specmatrix.matrix.accuracy.task import split
 from specmatrix.matrix.zoo.questions import DataError, read_questions
 
 

@@ -37,7 +37,7 @@ STATES = {
         "REGRESSED", True, "lossless PASS -> NOT MEASURED", {}),
     "a new gate is red": (
         lambda m: m.cell("a", gates=RED[:1]), lambda m: m.cell("a", gates=RED),
-        "REGRESSED", True, "lossless PASS -> FAIL: x", {}),
+        "REGRESSED", True, "lossless not run -> FAIL: x", {}),
     "a gate no longer runs": (
         lambda m: m.cell("a"), lambda m: m.cell("a", gates=m.cell().gates[:1]),
         "REGRESSED", True, "lossless PASS -> not run: head does not run this gate", {}),

@@ -118,7 +118,7 @@ def test_a_run_of_another_engine_is_named_by_its_version(history, gated, tmp_pat
 
 
 @pytest.fixture
-def history(tmp_path, write_report, make_cell):
+def timed(tmp_path, write_report, make_cell):
     """Runs of one cell with these seconds, in order; a negative number is a run that was not judged."""
 
     def make(*seconds: float, tier: str = "cpu"):
@@ -133,16 +133,16 @@ def history(tmp_path, write_report, make_cell):
     return make
 
 
-def test_the_median_of_the_newest_runs(history):
-    found = history(*[100.0] * NEWEST, *map(float, range(1, NEWEST + 1)))
+def test_the_median_of_the_newest_runs(timed):
+    found = timed(*[100.0] * NEWEST, *map(float, range(1, NEWEST + 1)))
     assert median_seconds(found, "cpu") == {"a": (NEWEST + 1) / 2}
 
 
-def test_a_run_without_a_verdict_does_not_count(history):
-    assert median_seconds(history(2.0, -50.0, 4.0), "cpu") == {"a": 3.0}
-    assert median_seconds(history(-1.0, -2.0, -3.0, tier="gpu1"), "gpu1") == {}
+def test_a_run_without_a_verdict_does_not_count(timed):
+    assert median_seconds(timed(2.0, -50.0, 4.0), "cpu") == {"a": 3.0}
+    assert median_seconds(timed(-1.0, -2.0, -3.0, tier="gpu1"), "gpu1") == {}
 
 
-def test_another_tiers_runs_are_no_runs(history):
+def test_another_tiers_runs_are_no_runs(timed):
     with pytest.raises(ReportError, match=r"history has no run of tier gpu2$"):
-        median_seconds(history(1.0), "gpu2")
+        median_seconds(timed(1.0), "gpu2")

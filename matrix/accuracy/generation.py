@@ -1,0 +1,39 @@
+"""lm-eval's generation arguments as sampling parameters, and a model's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.errors import RequestError, shown
+
+# The supported generation arguments of lm-eval 0.4.13; any other is an error.
+KNOWN: Final = frozenset({"until", "do_sample", "temperature", "max_gen_toks"})
+
+
+class Answered(NamedTuple):
+    """One answer of a model. rounds, retractions: 0 if the model does not report them."""
+
+    text: str
+    by_length: bool
+    tokens: int
+    rounds: int = 0
+    retractions: int = 0
+
+
+def parameters(wanted: Mapping[str, Any]) -> SamplingParams:
+    """lm-eval's generation arguments as SamplingParams. RequestError on an unknown or missing argument."""
+    unknown = sorted(wanted.keys() - KNOWN)
+    if unknown:
+        known = ", ".join(sorted(KNOWN))
+        raise RequestError(f"generation argument {shown(unknown[0])} is unknown; it must be one of {known}")
+    if "max_gen_toks" not in wanted:
+        raise RequestError("generation argument max_gen_toks is missing; the number of new tokens must be explicit")
+    until = wanted.get("until", ())
+    temperature = float(wanted.get("temperature", 0.0)) if wanted.get("do_sample", False) else 0.0
+    return SamplingParams(
+        max_new_tokens=int(wanted["max_gen_toks"]),
+        temperature=temperature,
+        stop=(until,) if isinstance(until, str) else tuple(until),
+    )
