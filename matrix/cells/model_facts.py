@@ -19,6 +19,8 @@ class ModelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _TABLE: Final = msgspec.yaml.decode(Path(__file__).with_suffix(".yaml").read_bytes(), type=ModelFacts)
+TARGETS: Final = _TABLE.targets
+DRAFTS: Final = _TABLE.drafts
 
 
 def zoo_facts(cell: Cell) -> Facts:
@@ -29,7 +31,7 @@ def zoo_facts(cell: Cell) -> Facts:
 @cache
 def model_facts(target: str, draft: str | None = None) -> Facts:
     """The facts of a zoo target and its draft, which may be a target too, on a CPU."""
-    if draft in _TABLE.targets:
-        one = _TABLE.targets[draft]
-        return replace(_TABLE.targets[target], draft=DraftFacts(one.architecture, one.vocab_size, one.hidden_size))
-    return replace(_TABLE.targets[target], draft=None if draft is None else _TABLE.drafts[draft])
+    if draft in TARGETS:
+        one = TARGETS[draft]
+        return replace(TARGETS[target], draft=DraftFacts(one.architecture, one.vocab_size, one.hidden_size))
+    return replace(TARGETS[target], draft=None if draft is None else DRAFTS[draft])
