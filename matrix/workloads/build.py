@@ -2,8 +2,8 @@
 
 Prompts are questions of gsm-mini's test split. Request names: `q<index>` is question `index` of that file,
 `q<index>.again` repeats it (a prefix cache hit), `q<index>.turn<n>` continues it in a session, `w<n>.<m>` belongs to
-wave n or to line n of `neighbours.KINDS`, `t<n>` has a short prompt around the size of a chunk, `f<n>` a long one, and
-`d<n>` is a sample of the distribution gate.
+wave n or to line n of `neighbours.KINDS`, `t<n>` has a short prompt around the size of a chunk, `f<n>` a long one,
+`h<n>` one that leaves that of `h0` around a checkpoint, and `d<n>` is a sample of the distribution gate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import product
 from random import Random
 from typing import Any, Final
 
-from specmatrix.matrix.cells.cell import SHORT_CONTEXT, TIGHT_TOKENS, Cell
+from specmatrix.matrix.cells.cell import HYBRIDS, SHORT_CONTEXT, TIGHT_TOKENS, Cell
 from specmatrix.matrix.cells.start_settings import session_retract
 from specmatrix.matrix.workloads.context_limit import fill_context
 from specmatrix.matrix.workloads.endings import with_both_rounds, with_end_inside
@@ -66,6 +66,7 @@ TAIL_LIMIT: Final = 11
 FAR: Final = (384, 1024, 4095)
 FAR_LIMIT: Final = 24
 LATE_REPEATS: Final = 8
+HIT_LIMIT: Final = 9
 LONGEST_CHUNK: Final = 32
 MAX_RETURNING_PAGE: Final = 16  # a prompt has several such pages
 # Of a burst that memory has room for, so many requests are retracted, whatever their age.
@@ -134,6 +135,7 @@ def _requests(cell: Cell, seed: int, draws: int) -> Sequence[RequestSpec]:
         requests = [*_tails(cell, seed), *requests, *_draws(cell, seed, draws)]
         before = tuple(request.name for request in requests)
         requests += [*_far(cell, seed, before), *_alternating(cell, seed, before), *_returning(cell, seed, before)]
+        requests += _leaving(cell, seed, before)
         if (cell.batch, cell.slots) == ("gsm", "4"):  # hundreds of rounds, and evictions, after their first run
             before = tuple(request.name for request in requests)
             again = requests[:LATE_REPEATS]
@@ -321,6 +323,36 @@ def _returning(cell: Cell, seed: int, after: tuple[str, ...]) -> list[RequestSpe
         requests.append(replace(request, max_new_tokens=2) if short else replace(request, ignore_eos=True, stop=()))
         after = (name,)
     return requests
+
+
+def _leaving(cell: Cell, seed: int, after: tuple[str, ...]) -> list[RequestSpec]:
+    """Where states have checkpoints, one after the other: a prompt, and three that have its tokens up to the one before
+    its second checkpoint, up to that and up to the one after, and then another. The baseline has no cache, so each
+    answer behind a checkpoint is compared with one from the start."""
+    ample = (cell.memory, cell.abort, cell.session, cell.grammar) == ("ample", "none", "none", "none")
+    if cell.model not in HYBRIDS or not ample or cell.prefix_cache == "off" or cell.state_interval == "auto":
+        return []
+    requests = list[RequestSpec]()
+    for place, prompt in enumerate(_leaves(2 * int(cell.state_interval), seed)):
+        requests.append(RequestSpec(f"h{place}", prompt, HIT_LIMIT, ignore_eos=True, after=after))
+        after = (f"h{place}",)
+    return requests
+
+
+@cache
+def _leaves(checkpoint: int, seed: int) -> list[str]:
+    """A question's text, and three of which the first `checkpoint` - 1, + 0 and + 1 tokens, BOS included, are its."""
+    encode = tokenizer().encode
+    rows = questions()[ORACLE_PROMPTS:]
+    for question, _ in (rows[(5 * seed + at) % len(rows)] for at in range(len(rows))):
+        ids, found = encode(question, add_special_tokens=False).ids, [question]
+        for shared in range(checkpoint - 2, min(checkpoint + 1, len(ids) - 1)):
+            text = f"{tokenizer().decode(ids[:shared])} and how many"
+            got = encode(text, add_special_tokens=False).ids
+            found += [text] * (got[:shared] == ids[:shared] and got[shared] != ids[shared])
+        if len(found) == 4:
+            return found
+    raise AssertionError(f"no question may be left around token {checkpoint}")
 
 
 def far_lengths(cell: Cell) -> tuple[int, ...]:

@@ -18,6 +18,11 @@ from tests.support.refusals import refusal
 SHAPE = [name for name in START_AXES[: START_AXES.index("page_size")] if name not in ("tp", "verify")]
 ROOMS = ({}, {"page_size": "64", "prefix_cache": "off", "memory": "tight"})
 STATED = {"model": "qwen35", "batch": "pair"}
+# The same of cells with checkpoints.
+CHECKED = (
+    STATED | {"algorithm": "eagle3", "sampling": "mixed"},
+    {"model": "qwen3next", "batch": "mixed_lengths"},
+)
 RANKED = product(axis("algorithm").names, axis("model").names, ("2", "4", "8"), axis("prefix_cache").names)
 # Starts with an acceptance rule that the engine refuses, as cells that nothing else forbids.
 REFUSED = [
@@ -84,7 +89,7 @@ def test_every_constraint_forbids_a_cell_alone(constraint):
     alone = [
         Cell(**(beside | row))
         for row in rows
-        for beside in ({}, STATED, *SEVERAL, *WINDOWS, *DRAWN)
+        for beside in ({}, STATED, *CHECKED, *SEVERAL, *WINDOWS, *DRAWN)
         if {row.get("tp", "1"), row.get("acceptance", "match"), row.get("verify", "whole")} - {"1", "match", "whole"}
         or not beside
         or constraint.name.startswith(("few-", "interval-"))

@@ -29,7 +29,7 @@ def size(cell):
 
 def _is_own(cell, request):
     """Whether a request is one of the batch itself."""
-    extra = "dtf" if cell.batch == "ramp" else "dtfw"
+    extra = "dtfh" if cell.batch == "ramp" else "dtfhw"
     return request.name[0] not in extra and request.refused is None
 
 
@@ -78,6 +78,19 @@ def test_after_a_burst_in_tight_memory_a_prompt_returns_before_a_text_that_needs
     assert cell.memory_tokens - cached - kept < longest([last])[0] <= cell.memory_tokens - build.OVERRUN
     other = {"prefix_cache": "off"}, {"page_size": "64"}, {"abort": "queued"}, {"memory": "ample"}, {"batch": "pair"}
     assert not any(returning(here, build.workload(here, seed)) for here in (cell._replace(**one) for one in other))
+
+
+@pytest.mark.parametrize("interval", [16, 24])
+@pytest.mark.parametrize("seed", [0, 1, 17])
+def test_prompts_leave_a_cached_one_around_its_second_checkpoint(interval, seed):
+    cell = Cell.from_id(f"none.qwen3next.i{interval}.mixed_lengths")
+    first, *others = found = build.workload(cell, seed)[-4:]
+    ids = [prompt_ids(one) for one in found]
+    shared = [next(at for at, (a, b) in enumerate(zip(ids[0], own, strict=False)) if a != b) for own in ids[1:]]
+    assert shared == [2 * interval - 1, 2 * interval, 2 * interval + 1] and min(map(len, ids)) > 2 * interval + 1
+    assert [one.after for one in others] == [(one.name,) for one in found[:-1]] and len(first.after) == 5
+    other = {"prefix_cache": "off"}, {"memory": "tight"}, {"abort": "running"}, {"model": "qwen3"}
+    assert not any(one.name[0] == "h" for less in other for one in build.workload(cell._replace(**less), seed))
 
 
 def test_each_parameter_meets_each_drafter_in_pull_requests():
