@@ -26,6 +26,7 @@ KINDS: Final = (
 )
 LONG: Final = 44
 SHORT: Final = 10
+MORE: Final = 3  # alternatives of a long one, where short ones ask for two
 ASKED: Final[dict[str, dict[str, Any]]] = {
     "ruled": {"repetition_penalty": 0.8, "presence_penalty": -0.5, "logit_bias": ((24, 1.5),)},
     "sampled": {"temperature": 0.9},
@@ -42,6 +43,7 @@ def alternating(ask: Callable[[int, int, int], RequestSpec], after: Sequence[str
     out, long, last = list[RequestSpec](), tuple(after), tuple(after)
     for line, (kind, others) in enumerate(KINDS):
         first = _of(kind, ask(line, 0, LONG), long)
+        first = replace(first, top_logprobs=first.top_logprobs and MORE)
         out.append(first)
         for place, other in enumerate(others, 1):
             # Sent with the long one, so that it is the younger.

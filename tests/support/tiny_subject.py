@@ -223,13 +223,16 @@ class ReplayEngine(RunningEngine):
         if self.fault == "diverge":
             raise Diverged(DIVERGED)
         answers = [self._answer(ask) for ask in asks]
+        if self.fault == "answers from a cache":
+            first = answers[0]
+            answers = [replace(first, name=one.name, prompt_ids=one.prompt_ids) for one in answers]
         return answers[::-1] if self.fault == "order" else answers
 
     def _answer(self, ask: SubjectRequest) -> Answer:
         base = next(ids for ids in self.known if ask.input_ids[: len(ids)] == ids)
         given, (text, rounds) = len(ask.input_ids) - len(base), self.known[base]
         ids = list(text[given:])
-        if self.fault == "plain differs" and not given and len(ids) > 4:
+        if self.fault in ("plain differs", "baseline differs") and not given and len(ids) > 4:
             ids[4] += 1
         ids += [eos + 1 for eos in eos_ids(self.target)] * 400
         spec = RequestSpec(
@@ -253,6 +256,7 @@ class ReplayEngine(RunningEngine):
             out += self._emitted(ids[len(out) :], length)
             lengths.append(length)
         reason = "abort" if end.reason == "open" else end.reason
+        reason = "length" if self.fault == "calls a stop length" and reason == "stop" else reason
         kept = tuple(out[: end.tokens])
         return Answer(ask.id, ask.input_ids, kept, end.text, reason, end.matched, 0, tuple(lengths))
 

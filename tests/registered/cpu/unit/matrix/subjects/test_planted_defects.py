@@ -1,16 +1,19 @@
 """Toy subjects with one defect each: every one is red, by the gate that is meant to see it, in the round at fault."""
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.run.runner import Runner
-from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine
+from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, RunningEngine, SubjectRequest
+from specmatrix.matrix.workloads.build import workload
 from specmatrix.reports.schema import CellResult
-from tests.support.tiny_subject import ReplayEngine, ReplaySubject
+from tests.support.tiny_subject import ReplayEngine, ReplaySubject, TinyEngine, TinySubject
 
 ALONE = "eagle3.s3.k1"
 DIFFERS = r"\d of \d requests differ from plain decoding, first q\d+ at token \d+: .*, in verify round "
@@ -46,6 +49,15 @@ def judged(fault: str, cell: str, seed: int = 0, kind: type[ReplaySubject] = Rep
         ("checks the limit at a round's end", ".length", "finish", "q5 has 40 .* length after 37, in verify round 12"),
         ("decodes each round alone", "", "finish", r"q\d+ has a text that ends in .*"),
         ("ignores aborts", ".pair.abort_running", "finish", "no request had an abort, which q6 must have by .*"),
+        ("calls a stop length", ".stop_string", "finish", r"q5 finished by length .*; its tokens imply stop .*"),
+        (
+            "answers from a cache",
+            ".pair",
+            "lossless",
+            r"1 of 2 requests differ .*, first q6 at token 0: .*, in the prefill",
+        ),
+        ("baseline differs", "", "oracle", r"plain decoding of 1 requests differs .*, first q5 at token 4: .*"),
+        ("baseline differs", "", "lossless", DIFFERS + "2"),
         ("keeps the rejected draft", "", "lossless", DIFFERS + "1"),
         ("repeats the root", "", "lossless", DIFFERS + "2"),
         ("swaps the last two", "", "lossless", DIFFERS + "2"),
@@ -83,3 +95,51 @@ def test_equal_texts_prove_nothing_if_no_round_accepted_or_rejected(fault: str, 
 def test_full_rounds_are_those_of_the_depth_that_the_engine_reports(fault: str, state: str):
     outcome = judged(fault, ALONE, kind=Shallow).gate("lossless")
     assert outcome is not None and outcome.state == state, outcome.message
+
+
+class Shifted(TinySubject):
+    """The reference engine, one of whose drafted answers' parts is wrong."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def start(self, command: EngineCommand) -> RunningEngine:
+        return ShiftedEngine(command, self.fault if command.flags["drafter"] != "none" else "")
+
+
+class ShiftedEngine(TinyEngine):
+    def __init__(self, command: EngineCommand, fault: str) -> None:
+        super().__init__(command)
+        self.fault = fault
+
+    def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
+        if self.fault == "ignores seeds":
+            asks = [replace(ask, fields={**ask.fields, "seed": 7}) for ask in asks]
+        answers = super().generate(asks)
+        if self.fault == "shifts log-probabilities":
+            answers = [replace(one, logprobs=(*one.logprobs[1:], *one.logprobs[:1])) for one in answers]
+        return answers
+
+    def counters(self) -> Mapping[str, int]:
+        wrong = self.fault == "counts no draft"
+        return {name: 0 if wrong else number for name, number in super().counters().items()}
+
+
+@pytest.mark.parametrize(
+    ("fault", "gate", "message"),
+    [
+        ("", "lossless", ""),
+        ("ignores seeds", "lossless", r"9 of 9 requests differ .*, first q5 at token 1: .*, in verify round 1"),
+        ("shifts log-probabilities", "lossless", r"a log-probability of d\d differs from the baseline's by .* nats"),
+        ("counts no draft", "claimed_capabilities", r"the subject claims totals, but counts no draft .*"),
+    ],
+)
+def test_a_defect_of_a_real_engine_is_red_by_its_gate(fault: str, gate: str, message: str):
+    subject = Shifted(fault)
+    runner = Runner(subject, 0, partial(workload, draws=8), gates=applied_gates(subject.profile).gates)
+    try:
+        outcome = runner.run_cell(Cell.from_id(ALONE + ".temperature")).gate(gate)
+    finally:
+        runner.shut_down()
+    assert outcome is not None and (outcome.state == "PASS") is (not fault)
+    assert re.fullmatch(message, outcome.message), outcome.message
