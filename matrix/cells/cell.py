@@ -44,8 +44,6 @@ SUFFIXES: Final[dict[str, dict[str, Any]]] = {
     "qwen3": {"speculative_suffix_max_cached_requests": 2, "speculative_suffix_max_spec_offset": 1.0},
     "qwen3next": {"speculative_suffix_max_tree_depth": 8, "speculative_suffix_max_spec_factor": 2.0},
 }
-# Models whose EAGLE3 chains follow the grammars of requests; other drafts do not know them.
-FOLLOWING: Final = frozenset({"llama_json"})
 # Tight memory fits a workload's longest request alone, but no two requests to their end. It is the larger of these two
 # sizes: with fewer pages no request would ever need a second page.
 TIGHT_TOKENS: Final = 192
@@ -85,6 +83,7 @@ class Cell(NamedTuple):
     adaptive: str = "off"
     acceptance: str = "match"
     verify: str = "whole"
+    constrained_drafts: str = "off"
     spec_version: str = "auto"
     overlap: str = "on"
     page_size: str = "1"
@@ -151,8 +150,8 @@ class Cell(NamedTuple):
     @property
     def baseline(self) -> "Cell":
         """The same cell without a drafter, for paired gates."""
-        plain = dict.fromkeys(("steps", "topk", "draft_tokens"), "auto")
-        return self._replace(algorithm="none", adaptive="off", acceptance="match", verify="whole", **plain)
+        drafting = ("steps", "topk", "draft_tokens", "adaptive", "acceptance", "verify", "constrained_drafts")
+        return self._replace(algorithm="none", **{name: self._field_defaults[name] for name in drafting})
 
     @property
     def canonical(self) -> "Cell":
@@ -164,7 +163,7 @@ class Cell(NamedTuple):
     @property
     def session_baseline(self) -> "Cell":
         """The default engine start with the cell's drafter, the reference for turns with inherited KV."""
-        names = ("algorithm", "steps", "topk", "draft_tokens", "acceptance", "verify")
+        names = ("algorithm", "steps", "topk", "draft_tokens", "acceptance", "verify", "constrained_drafts")
         return self.canonical._replace(**{name: self.values[name] for name in names})
 
     @property
@@ -233,7 +232,7 @@ class Cell(NamedTuple):
             speculative_adaptive_config=SLOTS.get(self.adaptive),
             speculative_acceptance=cast(Any, self.acceptance),
             speculative_ragged_verify=self.verify != "whole",
-            speculative_constrained_drafts=self.algorithm == "eagle3" and self.model in FOLLOWING and self.topk != "4",
+            speculative_constrained_drafts=self.constrained_drafts == "on",
             speculative_confidence_threshold=CONFIDENCE if self.verify == "confident" else 0.0,
             spec_version=cast(Any, self.spec_version),
             disable_overlap_schedule=self.overlap == "off",

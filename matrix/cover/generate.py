@@ -133,12 +133,15 @@ def negatives(constraint: Constraint, count: int) -> list[Cell]:
 
 
 def _background(values: dict[str, str]) -> Cell:
-    """A cell with these values; the rest defaults to an EAGLE3 chain with two requests, sampled if drafts are drawn."""
+    """A cell with these values; the rest defaults to an EAGLE3 chain with two requests, sampled if drafts are drawn,
+    and with grammars if drafts follow them."""
     own = {"algorithm": "eagle3", "steps": "3", "batch": "pair"}
     if "algorithm" in values:
         own = {"batch": "pair"}
     if values.get("acceptance", "match") != "match":
         own |= {"sampling": "mixed"} | ({"steps": "5"} if "topk" in values else {})
+    if values.get("constrained_drafts", "off") == "on":
+        own |= {"batch": "mixed_lengths", "grammar": "json"}
     return Cell.of(own | values)
 
 

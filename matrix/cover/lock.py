@@ -31,6 +31,7 @@ LATE: Final = frozenset(
         *(("model", name) for name in (*HYBRIDS, "llama_json")),
         *(("state_interval", size) for size in ("16", "24")),
         ("algorithm", "suffix"),
+        ("constrained_drafts", "on"),
     }
 )
 # Stage to cell id to the regression that the cell covers.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, zip_longest
 from typing import Any, Final, NamedTuple
 
@@ -21,12 +22,14 @@ from specmatrix.matrix.gates.round_alignment import (
 from specmatrix.matrix.gates.same_texts import NUMBER, rounds_of
 from specmatrix.matrix.gates.session_baseline import has_session_baseline, mismatching_turns
 from specmatrix.matrix.gates.thresholds import thresholds
-from specmatrix.matrix.oracles.grammar import followed
+from specmatrix.matrix.oracles.grammar import followed, following
 from specmatrix.matrix.oracles.naive_rounds import NaiveCheck, Sure, naive_check
 from specmatrix.matrix.oracles.shared_replay import ReplayError, Round, SharedReplay
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
+from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.stored_oracle import Combination, Oracle, oracle_index, oracle_of, rewriting
+from specmatrix.matrix.zoo.registry import eos_ids
 from specmatrix.reports.stats import ratio_change
 from specmatrix.reports.wording import count
 
@@ -135,7 +138,9 @@ class AcceptanceGate:
         outcome = Outcome(self.name, State.PASS) if alone else self._to_the_stored_end(prepared.cell, run)
         more = outcome.state is State.PASS and self.exact and run.resolved["dtype"] == "float32"
         if more and _repeats(prepared.cell):
-            rounds = [[one.name, [*rounds_of(_drafts(prepared.cell, run, one), one)]] for one in run.answers]
+            masks = {name: followed(run.resolved, asked) for name, asked in _asked(run).items()}
+            drafts = {a.name: [(*one, masks[a.name]) for one in _drafts(prepared.cell, run, a)] for a in run.answers}
+            rounds = [[one.name, [*rounds_of(drafts[one.name], one)]] for one in run.answers]
             outcome = replace(outcome, numbers={**outcome.numbers, NUMBER: rounds})
         more = more and prepared.cell.own_traits is None  # the zoo has no drafts for it
         return self._by_naive_drafts(prepared.cell, run, outcome, alone) if more else outcome
@@ -219,8 +224,9 @@ class AcceptanceGate:
         requests that fill the context, because a draft may fail at late positions only. alone: the cell has no other
         rounds to judge, so zero compared rounds are NOT MEASURED."""
         rounds, reach, left = 0, 0, dict[str, int]()
-        requests = {request.name: request for asked in run.requests for request in asked.completions()}
+        requests = _asked(run)
         for answer, among in _beyond_the_oracle(cell, run):
+            asked = requests[answer.name]
             made, caps = _drafts(cell, run, answer), _caps(run, answer)
             (_, drafter, *_), shapes = made[0], [one[2:] for one in made]
             found = self.naive(
@@ -233,7 +239,7 @@ class AcceptanceGate:
                 among,
                 caps=caps,
                 sure=sure_of(run, answer),
-                legal=followed(run.resolved, requests[answer.name], cell.target),
+                legal=partial(following, asked, eos=eos_ids(cell.target)) if followed(run.resolved, asked) else None,
             )
             rounds, reach = rounds + found.rounds, max(reach, found.reach)
             if found.place is not None:
@@ -363,6 +369,10 @@ def first_replay_mismatch(answer: Answer, due: Sequence[Round]) -> int | None:
         if not one.allows(accepted, width):
             return index
     return None if len(mine) == len(due) else min(len(mine), len(due))
+
+
+def _asked(run: Run) -> dict[str, RequestSpec]:
+    return {request.name: request for asked in run.requests for request in asked.completions()}
 
 
 def _drafts(cell: Cell, run: Run, answer: Answer) -> list[tuple[str, str, int, int, int]]:

@@ -18,7 +18,6 @@ from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.stored_oracle import oracle_of
 from specmatrix.matrix.zoo.registry import eos_ids
-from specmatrix.reports.wording import count
 
 # Counters without which a pass means nothing, and those of drafts.
 EFFECTS: Final = {"grammar.changed": "no mask removed a most likely token"}
@@ -72,9 +71,6 @@ class GrammarGate:
             "unreadable": len(wrong),
             **{name.partition(".")[2]: seen.get(name, 0) for name in (*EFFECTS, *TOGETHER, *OF_DRAFTS, *REFUSED)},
         }
-        if (refused := _refused(run)) > self.thresholds["refused"]:
-            text = f"a grammar refused {count(refused, 'draft')} of chains that follow it"
-            return Outcome(self.name, State.FAIL, numbers | {"refused": refused}, message=text)
         for name, due in _counted(run, [one for _, one in kept]).items():
             if due != (got := seen.get(name, 0)):
                 text = f"{name} is {got}, but by the rounds of requests with a grammar {due}"
@@ -89,13 +85,6 @@ class GrammarGate:
             text = without[0] if without else "no answer ended with its grammar"
             return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
         return Outcome(self.name, State.PASS, numbers)
-
-
-def _refused(run: Run) -> int:
-    """Refused drafts of chains that follow their grammars, in rounds of which each grammar had its token table."""
-    follows = run.resolved.get("speculative_constrained_drafts") and int(run.resolved["topk"]) == 1
-    tabled = run.evidence.get("grammar.round", 0) == run.evidence.get("grammar.on_device", 0)
-    return run.evidence.get("grammar.forbade", 0) if follows and tabled else 0
 
 
 def _counted(run: Run, kept: Sequence[Answer]) -> dict[str, int]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from functools import cache, partial
+from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from specmatrix.extras import require
 from specmatrix.matrix.workloads.grammars import grammar_of
 from specmatrix.matrix.workloads.questions import DATA
 from specmatrix.matrix.workloads.request import RequestSpec
-from specmatrix.matrix.zoo.registry import eos_ids
 
 if TYPE_CHECKING:
     import numpy
@@ -51,13 +50,11 @@ def following(request: RequestSpec, output: tuple[int, ...], eos: frozenset[int]
     return allowed
 
 
-def followed(
-    resolved: Mapping[str, Any], request: RequestSpec, target: str
-) -> Callable[[tuple[int, ...]], numpy.ndarray] | None:
-    """What may follow an output of a request, bool [V], if its drafts follow its grammar; None if they are free."""
-    if not (resolved.get("speculative_constrained_drafts") and request.grammar):
+def followed(resolved: Mapping[str, Any], request: RequestSpec) -> tuple[str, str] | None:
+    """The grammar that a request's drafts follow, as its kind and text; None if they are free."""
+    if request.grammar is None or not resolved.get("speculative_constrained_drafts"):
         return None
-    return partial(following, request, eos=eos_ids(target))
+    return request.grammar if grammar_of(*request.grammar).table else None
 
 
 @cache

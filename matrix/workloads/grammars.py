@@ -34,6 +34,7 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pattern: str | None = None
     reasoning_end: str = ""
     blanks: bool = False
+    table: bool = True
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -1,11 +1,10 @@
-"""Frozen recipes: all settings that determine a checkpoint, from data/recipes.yaml."""
+"""Frozen recipes: all settings that determine a checkpoint, from data/recipes.json."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, get_type_hints
-
-import msgspec
+from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +158,20 @@ DATA: Final = Data()
 SHAPES: Final = {"deepseek": LatentShape, "qwen3_next": HybridShape, "qwen3_5": HybridShape}
 
 
+def _built(kind: Any, given: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any dataclass of this file
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
 def _recipe(name: str, given: Mapping[str, Any]) -> Recipe:
-    kinds = get_type_hints(Recipe) | {"shape": SHAPES.get(given.get("family", ""), ModelShape)}
-    return Recipe(name, **{field: msgspec.convert(value, kinds[field]) for field, value in given.items()})
+    kinds = {"shape": SHAPES.get(given.get("family", ""), ModelShape), "fit": Fit, "bundled_fit": Fit}
+    parts = {part: _built(kind, given[part]) for part, kind in kinds.items() if part in given}
+    found: Recipe = _built(Recipe, {**given, **parts, "name": name})
+    return found
 
 
-_TABLE: Final[dict[str, Any]] = msgspec.yaml.decode(
-    Path(__file__).with_name("data").joinpath("recipes.yaml").read_bytes()
+# Plain JSON, so that an engine in an environment of its own reads it too.
+_TABLE: Final[dict[str, Any]] = json.loads(
+    Path(__file__).with_name("data").joinpath("recipes.json").read_text(encoding="utf-8")
 )
 RECIPES: Final = {name: _recipe(name, given) for name, given in _TABLE.items()}
 

@@ -18,13 +18,18 @@ from specmatrix.matrix.cells.constraints import CONSTRAINTS
 WHOLE: Final = 2048
 # Aliases. SGLang runs NEXTN as EAGLE with the draft in the target's checkpoint.
 SAME: Final = {"NEXTN": ("NEXTN", "EAGLE"), "float32": ("float32", "float")}
-PRECISION: Final = "a server has kernels of its own for each precision, which `numerics` does not name"
 NO_V1: Final = "the server has no v1: with `disable_overlap_schedule` it runs v2 synchronously"
 # The first version of SGLang without v1.
 V2_ONLY: Final = Version("0.5.13")
-RULE: Final = "cells of a server have the acceptance rule that it was started with, which its profile states"
-LENGTHS: Final = "a server does not report how many drafts each of its rounds verified"
-OTHERS: Final = "the server does not report the table of its adaptive steps"
+ADAPTIVE: Final = "the server does not report the table of its adaptive steps"
+# Axes of which a server reports no value: only the default is supported, for the reason given.
+UNREPORTED: Final = {
+    "adaptive": ADAPTIVE,
+    "numerics": "a server has kernels of its own for each precision, which `numerics` does not name",
+    "acceptance": "cells of a server have the acceptance rule that it was started with, which its profile states",
+    "verify": "a server does not report how many drafts each of its rounds verified",
+    "constrained_drafts": "a server does not report whether its drafts follow grammars",
+}
 # Constraints that rule out a start, whatever its requests.
 START_RULES: Final = tuple(
     rule for rule in CONSTRAINTS if rule.kind != "rewritten" and {*START_AXES}.issuperset(rule.axes)
@@ -76,16 +81,16 @@ def mismatches(cell: Cell, running: Mapping[str, Any]) -> Iterator[str]:
     chunk = running.get("chunked_prefill_size")
     if cell.prefill_chunk == "off" and chunk not in (None, -1) and int(chunk) < WHOLE:
         yield f"the server runs chunked_prefill_size {chunk}, which splits prompts"
-    if cell.adaptive != "off" or running.get("speculative_adaptive"):
-        yield OTHERS
-    if cell.numerics != "float32":
-        yield PRECISION
-    if cell.acceptance != "match":
-        yield RULE
-    if cell.verify != "whole":
-        yield LENGTHS
+    yield from unreported(cell)
+    if cell.adaptive == "off" and running.get("speculative_adaptive"):
+        yield ADAPTIVE
     if cell.spec_version == "v1" and not has_v1(running):
         yield NO_V1
+
+
+def unreported(cell: Cell) -> Iterator[str]:
+    """A sentence for each value of the cell's axes that no server reports."""
+    yield from (why for name, why in UNREPORTED.items() if cell.values[name] != axis(name).default)
 
 
 def running_start(running: Mapping[str, Any]) -> Cell:

@@ -11,15 +11,12 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, NO_BASELINE, Endpoint
 from specmatrix.matrix.subjects.http.launch_flags import (
-    LENGTHS,
-    OTHERS,
-    PRECISION,
-    RULE,
     launch_flags,
     mismatches,
     running_start,
     same,
     unjudged_sizes,
+    unreported,
 )
 from specmatrix.matrix.subjects.protocol import (
     AcceptanceRule,
@@ -43,14 +40,15 @@ UNMASKED: Final = (
     "SGLang's xgrammar masks need a GPU: on a CPU such a request ends the server (sglang#35356); allowed: "
     "--grammar-backend llguidance"
 )
+# A bias after which no token is sampled.
+BANNED: Final = -100.0
 SUFFIX: Final = "SGLang has no suffix decoding"
 SIZED: Final = ("standalone", "eagle", "eagle3", "nextn")
 PAIRED: Final = ("lossless", "accuracy")
 # Fields of a request that another value than the default makes unsupported.
 ABSENT: Final = {
-    "bad_words_ids": "SGLang's API has no bad_words_ids",
+    "bad_words_ids": "SGLang's API has no bad_words_ids of several tokens",
     "allowed_token_ids": "SGLang's API has no allowed_token_ids",
-    "reasoning_end_ids": "SGLang ends reasoning by a parser that knows models by name",
     "n": "SGLang's further completions have no seeds of their own",
     "beside": "HTTP does not show which requests run at one time",
     "clock": "the clock of a server cannot be set",
@@ -132,15 +130,17 @@ class SglangSubject(Subject):
         return () if self.endpoint is None or self.endpoint.url is None else (running_start(self.server),)
 
     def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
-        """The matrix's requests; where each has its own rule or stop, only those that SGLang's API supports."""
-        found, own = super().requests(cell, seed), cell.sampling == "rules" or cell.finish == "stops"
+        """The matrix's requests; where each has its own rule or stop, only those that SGLang's API supports. Without
+        reasoning, which SGLang ends by a parser that knows models by name; a bias bans tokens."""
+        own = cell.sampling == "rules" or cell.finish == "stops"
+        found = super().requests(cell, seed) if own else [*map(_sendable, super().requests(cell, seed))]
         sent = {one.name: one for one in found if not (own and any(_unread((one,))))}
         return [replace(one, after=tuple(name for name in one.after if name in sent)) for one in sent.values()]
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Flags of SGLang's server, and asks as bodies of /generate."""
         cell, baseline = prepared.cell, prepared.plain and self.endpoint is not None and self.endpoint.url is not None
-        reason = PRECISION if cell.numerics != "float32" else next(_unread(prepared.requests), "")
+        reason = next(_unread(prepared.requests), "")
         if self.endpoint is not None and self.endpoint.url is not None:
             if not baseline:
                 reason = next(mismatches(cell, self.server), "") or _overfull(prepared.requests, self.server) or reason
@@ -150,8 +150,8 @@ class SglangSubject(Subject):
                 reason = NO_BASELINE
         elif cell.algorithm == "suffix":
             reason = SUFFIX
-        elif (cell.adaptive, cell.acceptance, cell.verify) != ("off", "match", "whole"):
-            reason = reason or (OTHERS if cell.adaptive != "off" else RULE if cell.acceptance != "match" else LENGTHS)
+        else:
+            reason = reason or next(unreported(cell), "")
         if reason:
             return Unsupported(reason)
         checkpoints = {"target": cell.target} | ({} if cell.draft is None else {"draft": cell.draft})
@@ -170,6 +170,14 @@ class SglangSubject(Subject):
         if self.endpoint is None:
             raise ConfigError(f"subject {self.name!r} needs --url or --launch")
         return SglangEngine(self.endpoint, command, self.profile.start_seconds)
+
+
+def _sendable(request: RequestSpec) -> RequestSpec:
+    """The request without what SGLang's API lacks: see `SglangSubject.requests`."""
+    request, banned = replace(request, reasoning_end_ids=()), request.bad_words_ids
+    if request.logit_bias or any(len(word) > 1 for word in banned):
+        return request
+    return replace(request, bad_words_ids=(), logit_bias=tuple((token, BANNED) for (token,) in banned))
 
 
 def _rule(running: Mapping[str, Any]) -> AcceptanceRule:

@@ -34,6 +34,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "adaptive": "transformers has no table of draft depths by batch size",
     "acceptance": "transformers accepts drafts by one rule, which its profile states",
     "verify": "transformers verifies every draft that its confidence threshold leaves",
+    "constrained_drafts": "transformers has no grammars",
     "spec_version": "transformers has one timing of a round",
     "overlap": "transformers has no overlap schedule",
     "page_size": "transformers' KV cache has no pages",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix.matrix.subjects.environment import SUFFIX, VLLM
@@ -38,6 +38,7 @@ METHODS: Final[Mapping[str, str]] = {
 ABSENT: Final[Mapping[str, str]] = {
     "adaptive": "vLLM chooses the depth of its drafts by batch size alone, not by acceptance",
     "verify": "vLLM cuts drafts at the context's end only",
+    "constrained_drafts": "vLLM masks no draft's logits",
     "session": "vLLM has no sessions",
     "numerics": "the kernels of this subject's precisions are vLLM's own, which `numerics` does not name",
 }
@@ -51,7 +52,6 @@ BLOCKS: Final = "vLLM's attention takes no block of this size"
 RANKS: Final = "vLLM's CPU build runs here in one process"
 HYBRID: Final = "vLLM's CPU build computes gated delta nets in bfloat16 only"
 WAITS: Final = "vLLM schedules n-gram drafts synchronously"
-REASONS: Final = "vLLM ends reasoning by a parser that knows models by name"
 RULES: Final = "vLLM takes no temperature above 2"
 BIASED: Final = "vLLM takes neither min_p nor logit_bias with speculative decoding"
 VARIANT: Final = "this variant of the subject changes only how n-grams are drafted"
@@ -139,6 +139,10 @@ class VllmSubject(Subject):
     def python(self) -> str:
         return VLLM.python()
 
+    def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
+        """The matrix's requests without reasoning: vLLM ends it by a parser that knows models by name."""
+        return [replace(one, reasoning_end_ids=()) for one in super().requests(cell, seed)]
+
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Flags are vLLM's EngineArgs, fields of an ask its SamplingParams, less those that `engine` reads itself."""
         cell, device = prepared.cell, "cuda" if prepared.gpus else "cpu"
@@ -188,7 +192,6 @@ class VllmSubject(Subject):
             ("algorithm", "spec_version", "overlap"),
             lambda cell: (cell.algorithm, cell.spec_version, cell.overlap) == ("ngram", "v2", "on"),
         )
-        yield AxisLimit(REASONS, ("grammar",), lambda cell: cell.grammar == "tagged")
         yield AxisLimit(RULES, ("sampling",), lambda cell: cell.sampling == "rules")
         yield AxisLimit(
             BIASED, ("algorithm", "finish"), lambda cell: cell.finish == "stops" and cell.algorithm != "none"

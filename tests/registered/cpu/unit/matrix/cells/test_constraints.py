@@ -17,6 +17,7 @@ from tests.support.refusals import refusal
 
 SHAPE = [name for name in START_AXES[: START_AXES.index("page_size")] if name not in ("tp", "verify")]
 ROOMS = ({}, {"page_size": "64", "prefix_cache": "off", "memory": "tight"})
+MASKED = {"batch": "mixed_lengths", "grammar": "json"}
 STATED = {"model": "qwen35", "batch": "pair"}
 # The same of cells with checkpoints.
 CHECKED = (
@@ -38,6 +39,7 @@ SHORT = [
     {"algorithm": "eagle3", "batch": "pair", "steps": "3", "verify": "confident"},
     {"batch": "pair", "state_interval": "16"},
     STATED | {"page_size": "16", "state_interval": "24"},
+    {"algorithm": "ngram", "constrained_drafts": "on"} | MASKED,
 ]
 # Starts that one set of constraints forbids are alike to the engine: so many of them are resolved, spread evenly.
 ALIKE = 60
@@ -89,10 +91,10 @@ def test_every_constraint_forbids_a_cell_alone(constraint):
     alone = [
         Cell(**(beside | row))
         for row in rows
-        for beside in ({}, STATED, *CHECKED, *SEVERAL, *WINDOWS, *DRAWN)
+        for beside in ({}, STATED, MASKED, {"algorithm": "dflash"} | MASKED, *CHECKED, *SEVERAL, *WINDOWS, *DRAWN)
         if {row.get("tp", "1"), row.get("acceptance", "match"), row.get("verify", "whole")} - {"1", "match", "whole"}
         or not beside
-        or constraint.name.startswith(("few-", "interval-"))
+        or constraint.name.startswith(("few-", "interval-", "constrained-"))
     ]
     assert any(constraints.explain(cell) == (constraint,) for cell in alone)
 
