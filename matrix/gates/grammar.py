@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from specmatrix.engine.core.schedule.grammar import KINDS
 from specmatrix.matrix.cells.cell import Cell
@@ -99,8 +99,10 @@ def _counted(run: Run, kept: Sequence[Answer]) -> dict[str, int]:
 
 def _changed(cell: Cell, request: RequestSpec, answer: Answer) -> bool:
     """Whether a greedy answer is another text than the oracle's, which has no grammar."""
-    without = dict.fromkeys(KINDS)
-    free = replace(request, **without, reasoning_end_ids=(), bad_words_ids=())  # type: ignore[arg-type]  # by name
+    without: dict[str, Any] = dict.fromkeys(KINDS) | dict.fromkeys(
+        ("reasoning_end_ids", "bad_words_ids", "logit_bias"), ()
+    )
+    free = replace(request, **without)
     oracle = oracle_of(cell.target)
     if oracle is None or request.temperature or not (known := oracle.continuation(free)):
         return False

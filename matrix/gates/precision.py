@@ -21,7 +21,7 @@ from specmatrix.matrix.workloads.request import RequestSpec
 CHANCE: Final = 1e-4
 ROUTED_MOST: Final = 0.1
 # Targets with experts.
-ROUTED: Final = ("deepseek",)
+ROUTED: Final = ("deepseek", "qwen3next")
 SHARES: Final = {
     "tied_share": "the share of tokens that are not float32's",
     "score_rms": "the error of greedy tokens' log-probabilities (root mean square, in nats)",

@@ -40,6 +40,7 @@ UNMASKED: Final = (
     "SGLang's xgrammar masks need a GPU: on a CPU such a request ends the server (sglang#35356); allowed: "
     "--grammar-backend llguidance"
 )
+UNTAGGED: Final = "llguidance compiles no structural tag of xgrammar's form; allowed: --grammar-backend xgrammar"
 # A bias after which no token is sampled.
 BANNED: Final = -100.0
 SUFFIX: Final = "SGLang has no suffix decoding"
@@ -146,6 +147,8 @@ class SglangSubject(Subject):
                 reason = next(mismatches(cell, self.server), "") or _overfull(prepared.requests, self.server) or reason
                 if cell.grammar != "none" and NO_MASKS.items() <= self.server.items():
                     reason = reason or UNMASKED
+                if cell.grammar == "tagged" and self.server.get("grammar_backend") == "llguidance":
+                    reason = reason or UNTAGGED
             elif self.endpoint.baseline_url is None:
                 reason = NO_BASELINE
         elif cell.algorithm == "suffix":
