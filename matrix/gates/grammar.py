@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from specmatrix.engine.core.draft.algorithms import algorithm
 from specmatrix.engine.core.schedule.grammar import KINDS
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
@@ -61,7 +62,7 @@ class GrammarGate:
         if Capability.COUNTERS not in run.capabilities:
             seen = {"grammar.changed": sum(_changed(cell, request, one) for request, one in kept)}
         else:
-            follows = bool(run.resolved.get("speculative_constrained_drafts"))
+            follows = cell.constrained_drafts == "on" and algorithm(cell.algorithm).constrains
             needed |= OF_DRAFTS | (FOLLOWED if follows else REFUSED) if cell.algorithm != "none" else {}
             needed |= TOGETHER if cell.memory == "ample" else {}
         numbers: dict[str, Number] = {

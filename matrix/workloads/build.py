@@ -341,7 +341,7 @@ def _leaving(cell: Cell, seed: int, after: tuple[str, ...]) -> list[RequestSpec]
 
 @cache
 def _leaves(checkpoint: int, seed: int) -> list[str]:
-    """A question's text, and three of which the first `checkpoint` - 1, + 0 and + 1 tokens, BOS included, are its."""
+    """A question's text, and three texts that leave it `checkpoint` - 1, + 0 and + 1 tokens in, BOS included."""
     encode = tokenizer().encode
     rows = questions()[ORACLE_PROMPTS:]
     for question, _ in (rows[(5 * seed + at) % len(rows)] for at in range(len(rows))):

@@ -154,9 +154,10 @@ def test_many_ties_and_other_log_probabilities_are_red(measured):
     assert (outcome.state, outcome.message) == (State.FAIL, text) and rms == pytest.approx(0.04, rel=0.1)
 
 
-def test_a_router_may_give_as_many_tokens_other_experts_as_chance_explains(measured):
+@pytest.mark.parametrize("model", ["deepseek", "qwen3next"])
+def test_a_router_may_give_as_many_tokens_other_experts_as_chance_explains(measured, model):
     """Of the 129 tokens of each run a share of 0.004 is 0.5, and 5 at most but once in 10,000 runs."""
-    found, routed = measured(CELL), with_model(measured(CELL), "deepseek")
+    found, routed = measured(CELL), with_model(measured(CELL), model)
     size, share = len(found.run.answers[0].output_ids), PrecisionGate().thresholds["routed_share"]
     count = sum(len(answer.output_ids) for answer in found.run.answers)
     most = next(k for k in range(count) if binom.sf(k, count, share) < 1e-4)
