@@ -9,7 +9,7 @@ The JSON Lines file is the source of truth; everything else is derived from it.
 - `summary`: the counts of `summary.json`
 - `stats`: the intervals and tests of the gates and the comparison
 - `compare`: `compare(base, head)`, the states of cells, effective coverage, ledgers and common factors
-- `history`: many runs in a folder of Parquet files, their change points and flaky cells
+- `history`: many runs in a folder of Parquet files, and their flaky cells
 - `render`: Markdown for a pull request, self-contained HTML, terminal output
 - `log/`: measured results that are kept in the repository
 

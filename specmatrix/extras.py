@@ -14,7 +14,7 @@ PACKAGES: Final = {
     "pytest": ("pytest",),
     "kernels": ("triton",),
     "serve": ("fastapi", "uvicorn", "prometheus_client"),
-    "history": ("pyarrow", "ruptures"),
+    "history": ("pyarrow",),
     "accuracy": ("lm_eval",),
     "grammar": ("xgrammar", "jsonschema", "lark"),
     "ray": ("ray",),

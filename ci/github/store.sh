@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Put reports of the main branch on the branch specmatrix-data: base/TIER-STAGE.jsonl.gz, the history, its dashboard.
+# Put reports of the main branch on the branch specmatrix-data: base/TIER-STAGE.jsonl.gz and the history.
 set -euo pipefail
 specmatrix=${SPECMATRIX:-.venv/bin/specmatrix}
 remote=${REMOTE:-$SERVER/$REPOSITORY}
@@ -13,7 +13,6 @@ for report in "$@"; do
     [ -f "$report/report.jsonl" ] || continue
     "$specmatrix" history add "$report" --history data/history --base data/base
 done
-"$specmatrix" site data/site --history data/history --repository "$SERVER/$REPOSITORY"
 cd data
 git add --all
 # A job that runs again has nothing new.

@@ -19,7 +19,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.cover.selection import of_gpus
 from specmatrix.reports.atomic import write_text
-from specmatrix.reports.history.store import SUFFIX, median_seconds, read
+from specmatrix.reports.history import SUFFIX, median_seconds
 from specmatrix.reports.schema import UNJUDGED_STATES, CheaperStage
 from specmatrix.reports.store import load
 from specmatrix.reports.wording import count
@@ -119,7 +119,7 @@ def measured_seconds(source: Path | None, tier: str = "") -> dict[str, float]:
     if source is None:
         return {}
     if any(source.glob(f"*{SUFFIX}")):
-        return {cell: max(seconds, MIN_PLANNED) for cell, seconds in median_seconds(read(source), tier).items()}
+        return {cell: max(seconds, MIN_PLANNED) for cell, seconds in median_seconds(source, tier).items()}
     return {cell.id: max(cell.seconds, MIN_PLANNED) for cell in load(source) if cell.state not in UNJUDGED_STATES}
 
 

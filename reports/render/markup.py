@@ -157,7 +157,7 @@ def _html() -> Environment:
     made.policies |= {"json.dumps_function": script_json, "json.dumps_kwargs": {}}
     made.filters |= {"breakable": _breakable, "provenance": _provenance, "sources": sources}
     made.filters["red_gate"] = lambda gate: f"{gate.name}: {gate.message or gate.state}"
-    files = {"style": "page.css", "script": "page.js", "steps": "steps.js", "site": "site.js"}
+    files = {"style": "page.css", "script": "page.js", "steps": "steps.js"}
     made.globals |= {name: Markup((_HERE / file).read_text(encoding="utf-8")) for name, file in files.items()}
     return made
 

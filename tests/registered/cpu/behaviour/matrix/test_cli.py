@@ -94,7 +94,7 @@ def test_commands_that_take_engine_flags_have_a_line_on_each(command, capsys, mo
     [
         ("hi", ["history"]),
         ("run --rerun", ["--rerun-failed"]),
-        ("history tr", ["trend"]),
+        ("history fl", ["flaky"]),
         ("zoo ", ["list", "verify", "train"]),
     ],
 )

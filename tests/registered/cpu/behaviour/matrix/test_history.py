@@ -1,6 +1,5 @@
-"""`specmatrix history` and `specmatrix site`, as a user runs them."""
+"""`specmatrix history`, as a user runs it."""
 
-import json
 from datetime import date, timedelta
 
 import pytest
@@ -36,25 +35,6 @@ def out_of(capsys, *words: object):
     return capsys.readouterr().out
 
 
-def test_show_lists_the_newest_runs_and_their_red_cells(folder, capsys):
-    lines = out_of(capsys, "history", "show", "--history", folder, "--last", 5).splitlines()
-    assert lines[0] == "2026-09-01 07:00  333333333333  reference cpu pr seed 0  0 of 2 cells red"
-    assert lines[4:] == [
-        "2026-09-01 03:00  111111111111  reference cpu pr seed 0  1 of 2 cells red", f"  {TREE}: lossless",
-    ]  # fmt: skip
-    found = json.loads(out_of(capsys, "history", "show", "--history", folder, "--cells", CHAIN, "--json"))
-    assert [len(run["red_cells"]) for run in found["runs"]] == [0] * 8
-
-
-def test_trend_names_the_commits_between_which_a_level_moved(folder, capsys):
-    lines = out_of(capsys, "history", "trend", "--history", folder, "--cells", "topk=4").splitlines()
-    change = "3 to 2.4 (-20.0 %) between 111111111111 and 222222222222"
-    assert lines == [f"acceptance of {TREE}: {change}, 4 runs ago", "1 change point in the newest 8 runs"]
-    found = json.loads(out_of(capsys, "history", "trend", "--history", folder, "--measure", "acceptance", "--json"))
-    assert [row["cell"] for row in found["changes"]] == [None, CHAIN, TREE]
-    assert out_of(capsys, "history", "trend", "--history", folder, "--measure", "accuracy").startswith("0 change")
-
-
 def test_flaky_proposes_waivers_that_the_run_then_takes(folder, tmp_path, capsys):
     lines = out_of(capsys, "history", "flaky", "--history", folder).splitlines()
     assert (
@@ -69,13 +49,3 @@ def test_flaky_proposes_waivers_that_the_run_then_takes(folder, tmp_path, capsys
     assert waive(load(tmp_path / "run4")[TREE], (rule,), "reference", None).state == "PASS"
     again = out_of(capsys, "history", "flaky", "--history", folder, "--waivers", file)
     assert again == f"# {file} lacks no waiver of a flaky cell\n"
-
-
-def test_site_is_written_with_links_to_the_repository(folder, tmp_path, capsys):
-    words = ("site", tmp_path / "site", "--history", folder, "--repository", "https://example.org/a/b")
-    assert out_of(capsys, *words) == f"dashboard of 8 runs of 2 cells: {tmp_path / 'site' / 'index.html'}\n"
-
-
-def test_cells_that_the_history_lacks_are_named(folder, capsys):
-    assert main(["history", "trend", "--cells", "algorithm=ngram", "--history", str(folder)]) == 2
-    assert "no cell of the history is selected by 'algorithm=ngram'" in capsys.readouterr().err

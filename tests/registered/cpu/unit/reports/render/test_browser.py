@@ -16,16 +16,14 @@ from typing import Any
 import pytest
 
 from specmatrix.reports.compare.compare import compare
-from specmatrix.reports.history.store import add, read
 from specmatrix.reports.render.comparison import write_comparison
 from specmatrix.reports.render.run import view, write_run
-from specmatrix.reports.render.site import write_site
 from specmatrix.reports.store import load
 
 WIDTHS = (360, 800, 1440)
 SYSTEM = ("chromium", "chromium-browser", "google-chrome", "chrome")
 AXE = os.environ.get("SPECMATRIX_AXE", "")
-PAGES = ("run", "comparison", "site")
+PAGES = ("run", "comparison")
 
 pytestmark = [
     pytest.mark.nightly,
@@ -57,12 +55,9 @@ def pages(tmp_path, specimen, write_report):
     write_run(head)
     assert view(head).red
     write_comparison(compare(base, head), tmp_path / "comparison")
-    for report in (base, head):
-        add(report.path.parent, tmp_path / "history")
     found = {
         "run": tmp_path / "head" / "report.html",
         "comparison": next((tmp_path / "comparison").glob("*.html")),
-        "site": write_site(read(tmp_path / "history"), tmp_path / "site", "https://host.example/a/b"),
     }
     assert {*found} == {*PAGES}
     return found
