@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from specmatrix.errors import ConfigError, shown
-from specmatrix.matrix.accuracy.compared import Compared, of_cell, of_launch, of_pair, of_servers
+from specmatrix.matrix.accuracy.compared import Compared, of_cell, of_pair
 from specmatrix.matrix.accuracy.paired_run import Asking, paired_run
 from specmatrix.matrix.accuracy.record import FILES, SCHEMA, markdown, write_record
 from specmatrix.matrix.accuracy.task import Split, definition
 from specmatrix.matrix.cover.selection import WEIGHTS
 from specmatrix.matrix.gates.gate import State
-from specmatrix.matrix.subjects.http.endpoint import Endpoint, endpoint_of
 from specmatrix.matrix.zoo.published.pairs import pair_of
 from specmatrix.matrix.zoo.published.store import locate
-from specmatrix.options import ApiKey, BaselineUrl, Json, Launch, Models
+from specmatrix.options import Json, Models
 from specmatrix.reports.atomic import check_place
 from specmatrix.reports.render.console import print_markdown
 
@@ -49,29 +48,22 @@ def accuracy(
         int | None, typer.Option(help="few-shot examples per prompt; default: 5, for cells of the zoo 0")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="longest answer in tokens")] = 256,
-    url: Annotated[str | None, typer.Option(help="instead: a running server with OpenAI's completions")] = None,
-    baseline_url: BaselineUrl = None,
-    launch: Launch = None,
-    api_key: ApiKey = None,
     out: Annotated[Path | None, typer.Option(help="also write accuracy.json and accuracy.md here")] = None,
     json_: Json = False,
 ) -> int:
     """0 if the gate passes, else 1. EngineError or ReportError on invalid input, and on a machine without the required
     GPU, memory or weights."""
-    shots = num_fewshot if num_fewshot is not None else 5 if (checkpoint, stage, url) != (None, None, None) else 0
-    asking, endpoint = (
-        Asking(task, data, train, limit, shots, max_new_tokens),
-        endpoint_of(url, baseline_url, launch, api_key),
-    )
+    shots = num_fewshot if num_fewshot is not None else 5 if checkpoint or stage else 0
+    asking = Asking(task, data, train, limit, shots, max_new_tokens)
     checkpoints = checkpoint or []
-    check_choice(stage, cell, checkpoints, models, endpoint, out)
+    check_choice(stage, cell, checkpoints, models, out)
     if stage is not None:
         from specmatrix.matrix.accuracy.weights import main_weights
 
         assert out is not None
         definition(task)
         return main_weights(asking, checkpoints, models, out, json_)
-    record = _measured(asking, cell, checkpoints, models, endpoint, out)
+    record = _measured(asking, cell, checkpoints, models, out)
     if json_:
         print(json.dumps({name: value for name, value in record.items() if name != "answers"}), flush=True)
     else:
@@ -80,23 +72,16 @@ def accuracy(
 
 
 def _measured(
-    asking: Asking,
-    cell: str | None,
-    checkpoints: Sequence[str],
-    models: Path | None,
-    endpoint: Endpoint | None,
-    out: Path | None,
+    asking: Asking, cell: str | None, checkpoints: Sequence[str], models: Path | None, out: Path | None
 ) -> dict[str, Any]:
     """Measure what the options select; returns the record, also written to `out` if given."""
-    running = endpoint is not None and endpoint.url is not None
     # A cell is checked before the questions are read, a checkpoint's files after them.
-    wanted = None if running or checkpoints else of_cell(cell or DEFAULT_CELL)
+    wanted = None if checkpoints else of_cell(cell or DEFAULT_CELL)
     questions = asking.questions()
     definition(asking.task)
     if wanted is None:
-        wanted = of_servers(endpoint) if endpoint and running else published(checkpoints[0], models)
-    if endpoint is not None and not running:
-        wanted = of_launch(wanted, endpoint)
+        pair = pair_of(checkpoints[0])
+        wanted = of_pair(pair, locate(pair, models))
     if out is not None:
         check_place(out, *FILES)
     record = measure(asking, questions, wanted)
@@ -110,16 +95,14 @@ def check_choice(
     cell: str | None,
     checkpoints: Sequence[str],
     models: Path | None,
-    endpoint: Endpoint | None,
     out: Path | None,
 ) -> None:
     """ConfigError if the options select more than one thing to measure, or one only in part."""
     if stage is not None:
         if stage != WEIGHTS:
             raise ConfigError(f"stage {shown(stage)} has no accuracy run; it must be {WEIGHTS}")
-        for option, value in (("--cell", cell), ("--url or --launch", endpoint)):
-            if value is not None:
-                raise ConfigError(f"--stage {WEIGHTS} runs published checkpoints; it excludes {option}")
+        if cell is not None:
+            raise ConfigError(f"--stage {WEIGHTS} runs published checkpoints; it excludes --cell")
         if out is None:
             raise ConfigError(f"--stage {WEIGHTS} writes a report; give --out")
         return
@@ -129,14 +112,6 @@ def check_choice(
         raise ConfigError(f"--checkpoint is given {len(checkpoints)} times; several need --stage {WEIGHTS}")
     if not checkpoints and models is not None:
         raise ConfigError("--models requires --checkpoint")
-    if endpoint is not None and endpoint.url is not None and (cell is not None or checkpoints):
-        raise ConfigError(f"--url is what runs; it excludes {'--checkpoint' if checkpoints else '--cell'}")
-
-
-def published(name: str, models: Path | None) -> Compared:
-    """A pair of published checkpoints on this machine. ConfigError if it is unknown or cannot run here."""
-    pair = pair_of(name)
-    return of_pair(pair, locate(pair, models))
 
 
 def measure(asking: Asking, questions: Split, compared: Compared) -> dict[str, Any]:

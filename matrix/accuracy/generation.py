@@ -13,13 +13,13 @@ KNOWN: Final = frozenset({"until", "do_sample", "temperature", "max_gen_toks"})
 
 
 class Answered(NamedTuple):
-    """One answer of a model. rounds, retractions: 0 if the model does not report them."""
+    """One answer of an engine."""
 
     text: str
     by_length: bool
     tokens: int
-    rounds: int = 0
-    retractions: int = 0
+    rounds: int
+    retractions: int
 
 
 def parameters(wanted: Mapping[str, Any]) -> SamplingParams:

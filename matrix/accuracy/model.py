@@ -1,13 +1,11 @@
-"""Engines and servers as lm-eval models. Import it only after `matrix.accuracy.task.offline`."""
+"""An engine as lm-eval's model. Import it only after `matrix.accuracy.task.offline`."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
@@ -21,49 +19,16 @@ from specmatrix.matrix.accuracy.generation import Answered, parameters
 Tick = Callable[[int], None]
 
 
-class TaskModel(LM):  # type: ignore[misc]  # lm-eval ships no types, so its class is Any
-    """A model of generation tasks.
-
-    answered: of the last call, in the order of its requests. evidence: counters since the start, by the engine's names,
-    as far as it reports them.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.answered: list[Answered] = []
-
-    @property
-    @abstractmethod
-    def evidence(self) -> Mapping[str, int]: ...
-
-    @property
-    @abstractmethod
-    def resolved(self) -> Mapping[str, Any]:
-        """The resolved configuration, as far as the engine reports it."""
-
-    @property
-    def readback(self) -> Mapping[str, Any]:
-        """The values read back from the engine, as far as it reports them."""
-        return {}
-
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """RequestError: scoring given texts is not supported."""
-        raise RequestError("the task requests log-likelihoods of given texts; only generation tasks are supported")
-
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """RequestError, as in `loglikelihood`."""
-        raise RequestError("the task requests log-likelihoods of given texts; only generation tasks are supported")
-
-
-class EngineModel(TaskModel):
+class EngineModel(LM):  # type: ignore[misc]  # lm-eval ships no types, so its class is Any
     """An engine in this process, which answers all requests of a call in one batch.
 
     A fixed-size KV pool is resized to hold the longest request, but not two. tick: called with the number of requests
-    that finished since the last call.
+    that finished since the last call. answered: of the last call, in the order of its requests.
     """
 
     def __init__(self, config: EngineConfig, locate: Callable[[str], Path], tick: Tick) -> None:
         super().__init__()
+        self.answered: list[Answered] = []
         self.llm = LLM(config, locate)
         self._config = config
         self._locate = locate
@@ -74,15 +39,8 @@ class EngineModel(TaskModel):
 
     @property
     def evidence(self) -> Mapping[str, int]:
+        """Counters since the start."""
         return dict(self._earlier + Counter(self.llm.counters))
-
-    @property
-    def resolved(self) -> Mapping[str, Any]:
-        return self.llm.resolved.as_dict()
-
-    @property
-    def readback(self) -> Mapping[str, Any]:
-        return self.llm.readback()
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The answers in order. RequestError if a prompt is too long or an argument is unsupported."""
@@ -131,3 +89,11 @@ class EngineModel(TaskModel):
                 self._tick(open_before - still_open)
                 open_before = still_open
         return [self.llm.take(rid) for rid in rids]
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """RequestError: scoring given texts is not supported."""
+        raise RequestError("the task requests log-likelihoods of given texts; only generation tasks are supported")
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """RequestError, as in `loglikelihood`."""
+        raise RequestError("the task requests log-likelihoods of given texts; only generation tasks are supported")

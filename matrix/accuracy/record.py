@@ -11,10 +11,7 @@ from specmatrix.reports.atomic import write_text
 from specmatrix.reports.render.markup import code
 
 SCHEMA: Final = 2
-# The stage that runs published checkpoints.
 FILES: Final = ("accuracy.json", "accuracy.md")
-# Statistics that a server does not report.
-OF_ENGINE: Final = ("rounds", "retractions", "tokens_per_round")
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
@@ -55,13 +52,8 @@ def markdown(record: Mapping[str, Any]) -> str:
     ]
     lines += ["", *(f"- {test['name']}: {test['message']}." for test in record["tests"] if test["message"])]
     lines += [f"- {record['doubt']}."] if record["doubt"] else []
-    if not record["starts"]["cell"]["evidence"]:
-        lines += ["- the server does not show whether drafts were accepted."]
     lines += ["", "| | baseline | cell |", "|---|---|---|"]
-    hidden = () if record["runs"]["cell"]["rounds"] else OF_ENGINE
     for name, value in record["runs"]["baseline"].items():
-        if name in hidden:
-            continue
         lines.append(f"| {name.replace('_', ' ')} | {_shown(value)} | {_shown(record['runs']['cell'][name])} |")
     lines += ["", f"Answers that differ in any character: {record['different_texts']} of {task['questions']:,}."]
     return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"

@@ -22,7 +22,7 @@ from specmatrix.matrix.zoo.questions import DataError, Question, read_questions
 from specmatrix.temp_dir import TempDir
 
 if TYPE_CHECKING:
-    from specmatrix.matrix.accuracy.model import TaskModel
+    from specmatrix.matrix.accuracy.model import EngineModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def definition(task: str) -> Path:
     return Path(found.origin).parent / "tasks" / TASKS[task]
 
 
-def evaluate(task: str, questions: Split, model: TaskModel, max_new_tokens: int) -> tuple[Sample, ...]:
+def evaluate(task: str, questions: Split, model: EngineModel, max_new_tokens: int) -> tuple[Sample, ...]:
     """The graded answers of a model, in the order of the questions. Raises what the model raises.
 
     Call `offline` before, and before the model's module is imported.

@@ -72,13 +72,11 @@ def pair(baseline: Sequence[Sample], cell: Sequence[Sample]) -> tuple[Test, ...]
 
 
 def unproven(algorithm: str, evidence: Mapping[str, int]) -> str:
-    """Why a cell's run proves nothing about its drafter, "" if drafts were proposed and accepted, or if a server
-    exposes no counters. algorithm: "" if a server does not report it."""
+    """Why a cell's run proves nothing about its drafter, "" if drafts were proposed and accepted."""
     silent = [counter for counter in ("spec.drafted", "spec.accepted") if not evidence.get(counter)]
-    if algorithm == "none" or not silent or not evidence:
+    if algorithm == "none" or not silent:
         return ""
-    asked = algorithm or "speculation"
-    return f"the cell requests {asked}, but {silent[0]} stayed 0, so its answers prove nothing about speculation"
+    return f"the cell requests {algorithm}, but {silent[0]} stayed 0, so its answers prove nothing about speculation"
 
 
 def overall(tests: Sequence[Test], doubt: str) -> State:
