@@ -8,16 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from specmatrix.engine.core.draft.algorithms import Traits
 from specmatrix.engine.core.draft.ngram_index import Cursor, NgramDraft, NgramIndex, NgramOptions
 from specmatrix.engine.core.draft.suffix_automaton import SuffixAutomaton
 from specmatrix.engine.core.draft.tree import max_depth
 from specmatrix.engine.device.batch import HostTokens, StepBatch
-from specmatrix.engine.device.relay import DraftStateSpec, Relay
+from specmatrix.engine.device.relay import Relay
 from specmatrix.engine.device.staging import integers
-from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, shared_chain
+from specmatrix.engine.spec.drafter import DraftTree, shared_chain
+from specmatrix.engine.spec.none import StatelessDrafter
 from specmatrix.kernels.tree_layout import tree_layout
 
 
@@ -30,7 +30,7 @@ class Reader:
 
 
 @dataclass(eq=False)
-class NgramDrafter:
+class NgramDrafter(StatelessDrafter):
     """Irregular trees, or chains for topk 1, padded to `nodes`. Keeps as many readers, one per text, as there are rows;
     an evicted text is read again from its first token.
     """
@@ -42,20 +42,11 @@ class NgramDrafter:
     nodes: int
     rows: int
     corpus: SuffixAutomaton | None = None
-    capture: tuple[int, ...] = ()
-    carries: tuple[DraftStateSpec, ...] = ()
 
     def __post_init__(self) -> None:
         self.depth = max_depth(self.steps, self.nodes)
-        self.key_span = self.traits.key_span
         self.index = NgramIndex(self.options)
         self.readers: dict[int, Reader] = {}
-
-    def prime(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor) -> None:
-        return None
-
-    def absorb(self, batch: StepBatch, verdict: VerifyResult, aux: Tensor | None) -> None:
-        return None
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
         readers = [self._read(known) for known in batch.known]

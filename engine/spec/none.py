@@ -10,20 +10,26 @@ from specmatrix.engine.device.relay import DraftStateSpec, Relay
 from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, shared_chain
 
 
-class PlainDrafter:
-    """Proposes only the root, without state."""
+class StatelessDrafter:
+    """A drafter without a network: it reads nothing of the target's and leaves no state for the next round."""
 
-    traits = NONE
-    nodes = 1
-    depth = steps = topk = key_span = 0
     capture: tuple[int, ...] = ()
     carries: tuple[DraftStateSpec, ...] = ()
+    key_span = 0
 
     def prime(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor) -> None:
         return None
 
-    def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
-        return shared_chain(batch.root)
-
     def absorb(self, batch: StepBatch, verdict: VerifyResult, aux: Tensor | None) -> None:
         return None
+
+
+class PlainDrafter(StatelessDrafter):
+    """Proposes only the root."""
+
+    traits = NONE
+    nodes = 1
+    depth = steps = topk = 0
+
+    def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
+        return shared_chain(batch.root)

@@ -8,18 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from specmatrix.engine.core.draft.algorithms import Traits
 from specmatrix.engine.core.draft.suffix_tree import SuffixCache, SuffixOptions
 from specmatrix.engine.device.batch import StepBatch
-from specmatrix.engine.device.relay import DraftStateSpec, Relay
+from specmatrix.engine.device.relay import Relay
 from specmatrix.engine.device.staging import integers
-from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, shared_chain
+from specmatrix.engine.spec.drafter import DraftTree, shared_chain
+from specmatrix.engine.spec.none import StatelessDrafter
 
 
 @dataclass(eq=False)
-class SuffixDrafter:
+class SuffixDrafter(StatelessDrafter):
     """Chains of up to `steps` drafts, padded to the round's width; `rows`: the most running requests."""
 
     traits: Traits
@@ -27,18 +27,10 @@ class SuffixDrafter:
     steps: int
     rows: int
     topk = 1
-    capture: tuple[int, ...] = ()
-    carries: tuple[DraftStateSpec, ...] = ()
 
     def __post_init__(self) -> None:
-        self.nodes, self.key_span = self.steps + 1, self.traits.key_span
+        self.nodes = self.steps + 1
         self.cache = SuffixCache(self.options, self.rows)
-
-    def prime(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor) -> None:
-        return None
-
-    def absorb(self, batch: StepBatch, verdict: VerifyResult, aux: Tensor | None) -> None:
-        return None
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
         width, device = batch.width, batch.root.device

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import isclose, nan
-from typing import Any, Final, get_args
+from typing import Any, get_args
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
@@ -18,15 +18,6 @@ from specmatrix.matrix.workloads.finish import StopRule, banned_early, ending, t
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import eos_ids
-
-# Older names of SGLang's metrics, which the reference engine reports too.
-OLDER: Final = {
-    "spec_accept_token_num": "spec_num_correct_drafts",
-    "spec_draft_token_num": "spec_num_proposed_drafts",
-    "spec_accepted_drafts": "spec_num_correct_drafts",
-    "spec_proposed_drafts": "spec_num_proposed_drafts",
-    "spec_accept_histogram": "spec_correct_drafts_histogram",
-}
 
 
 @dataclass
@@ -55,8 +46,7 @@ class FinishGate:
             if not fault and Capability.LOGPROBS in run.capabilities:
                 fault = _logprobs(request, answer)
             if not fault and run.capabilities >= {Capability.HISTOGRAM, Capability.ROUNDS}:
-                older = OLDER if Capability.RESOLUTION in run.capabilities else {}
-                fault = _metrics(cell, run.resolved, answer, older)
+                fault = _metrics(cell, run.resolved, answer)
                 if not fault and run.resolved.get("speculative_ragged_verify"):
                     fault = _shortened(request, answer, run.resolved)
             if fault:
@@ -178,8 +168,8 @@ def _logprobs(request: RequestSpec, answer: Answer) -> str:
     return ""
 
 
-def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer, older: Mapping[str, str]) -> str:
-    """A fault in an answer's metrics, or "". older: older name to current name, which must have equal values.
+def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer) -> str:
+    """A fault in an answer's metrics, or "".
 
     SGLang's definitions: spec_accept_length = completion_tokens / spec_verify_ct, spec_accept_rate = correct drafts
     / (spec_verify_ct * (draft tokens - 1)), histogram over correct drafts per round. Where the depth adapts, each round
@@ -230,9 +220,6 @@ def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer, older: Map
     for key, count in counts.items():
         if info.get(key) != count:
             return f"reports {key} {info.get(key)}; expected {count}"
-    for key, name in older.items():
-        if info.get(key) != info.get(name):
-            return f"reports {key} {info.get(key)}, an older name of {name}, which is {info.get(name)}"
     return _emitted(answer)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
@@ -14,12 +14,11 @@ import pluggy
 import pytest
 from msgspec.structs import replace
 
-from specmatrix.errors import ConfigError, EngineError, shown
+from specmatrix.errors import ConfigError, EngineError
 from specmatrix.matrix.cells.cell import Cell, order
 from specmatrix.matrix.cells.tiers import TIERS, TIMED, check_seed, repro, visible_gpus
 from specmatrix.matrix.cells.tiers import tier as find_tier
-from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
-from specmatrix.matrix.cover.selection import PRODUCT, is_id, of_gpus, select
+from specmatrix.matrix.cover.selection import PRODUCT, of_gpus, select
 from specmatrix.matrix.plugin.collection import FAILED
 from specmatrix.matrix.run.plugins import load_plugins
 from specmatrix.matrix.run.running_cells import listing
@@ -75,7 +74,6 @@ class CellGroup(pytest.Collector):
             listed = listing(engine, self.tier, None if text is None else [text])
             chosen = select(stage, text, config.option.specmatrix_limit, listed)
             cells = of_gpus(chosen, find_tier(self.tier).gpus)
-            self._check_node_ids(cells)
             verify_cells(cells)
         except EngineError as error:
             raise pytest.UsageError(str(error)) from None
@@ -87,22 +85,6 @@ class CellGroup(pytest.Collector):
             if grouped:
                 item.add_marker(pytest.mark.xdist_group("-".join(cell.start_key)))
             yield item
-
-    def _check_node_ids(self, cells: Sequence[Cell]) -> None:
-        """ConfigError if a node id of the command line is a cell of another stage or of none, naming the option that
-        selects it; pytest would only report that there is no such node."""
-        asked, names = self.config.option.specmatrix_stage, {cell.id for cell in cells}
-        # This repository also has the short names of the options.
-        prefix = "--" if self.config.getoption("--stage", None) == asked else "--specmatrix-"
-        for argument in self.config.args:
-            group, _, name = argument.rpartition("::")
-            if not group.endswith(f"{self.path.name}::{self.name}") or name in names or not is_id(name):
-                continue
-            stage = next((stage for stage in STAGES if name in {cell.id for cell in stage_cells(stage)}), None)
-            if asked not in STAGES or (stage is not None and STAGES.index(stage) <= STAGES.index(asked)):
-                continue  # other options leave it out
-            hint = f"cells {name}" if stage is None else f"stage {stage}"
-            raise ConfigError(f"cell {name} is not in stage {shown(asked)}; add {prefix}{hint}")
 
 
 class CellItem(pytest.Item):

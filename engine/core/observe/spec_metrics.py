@@ -51,9 +51,4 @@ class SpecMetrics:
             "spec_num_proposed_drafts": self.proposed,
             "spec_correct_drafts_histogram": list(self.histogram),
             "spec_verified_drafts_histogram": [self.widths.count(nodes) for nodes in range(1, max(self.widths) + 1)],
-            "spec_accept_token_num": self.correct,
-            "spec_draft_token_num": self.proposed,
-            "spec_accepted_drafts": self.correct,
-            "spec_proposed_drafts": self.proposed,
-            "spec_accept_histogram": list(self.histogram),
         }

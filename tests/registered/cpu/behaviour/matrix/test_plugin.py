@@ -63,30 +63,6 @@ def test_wrong_option_is_a_usage_error(words: tuple[str, ...], sentence: str):
     assert sentence in done.stdout + done.stderr
 
 
-NIGHTLY = "standalone.p256"
-
-
-@pytest.mark.parametrize(
-    ("name", "words", "sentence"),
-    [
-        (NIGHTLY, (), f"cell {NIGHTLY} is not in stage 'smoke'; add --stage nightly"),
-        ("none.v1.p4", ("--stage", "nightly"), "cell none.v1.p4 is not in stage 'nightly'; add --cells none.v1.p4"),
-        ("dflash", ("--limit", "1"), "::dflash\n(no match in any of [<CellGroup cells>])"),
-        ("dflash9", (), "::dflash9\n(no match in any of [<CellGroup cells>])"),
-    ],
-)
-def test_a_node_id_of_another_stage_names_the_option_that_selects_it(name, words, sentence):
-    done = pytest_on("-q", *words, file=f"{FILE}::cells::{name}")
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR and sentence in done.stdout + done.stderr
-
-
-def test_elsewhere_the_option_has_its_long_name(tmp_path: Path):
-    (tmp_path / "test_cells.py").write_text("from specmatrix.matrix.plugin import MatrixCells\ncells = MatrixCells()\n")
-    command = [sys.executable, "-m", "pytest", f"test_cells.py::cells::{NIGHTLY}", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert f"cell {NIGHTLY} is not in stage 'smoke'; add --specmatrix-stage nightly" in done.stdout
-
-
 @pytest.mark.nightly
 def test_cells_that_cannot_be_collected_end_two_workers_with_status_2(tmp_path: Path):
     done = pytest_on("-p", "xdist.plugin", "-n", "2", "-q", "--cells", "topk=3", "--report", str(tmp_path))

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from specmatrix.matrix.gates.finish import OLDER, FinishGate
+from specmatrix.matrix.gates.finish import FinishGate
 from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.subjects.protocol import Capability
 from specmatrix.matrix.workloads.finish import text_of
@@ -57,10 +57,6 @@ def without(info):
         (CELL, 0, {"meta_info": without}, "reports spec_accept_length None; its verify rounds give 3.64706"),
         (CELL, 0, told(spec_accept_rate=1.5), "reports spec_accept_rate 1.5; its verify"),
         (CELL, 0, told(spec_correct_drafts_histogram=[1]), "reports the histogram [1]; its"),
-        *(
-            (CELL, 0, told(**{key: None}), f"reports {key} None, an older name of {name}, which is {{{name}}}")
-            for key, name in OLDER.items()
-        ),
         (CELL, 0, told(completion_tokens=1), "reports completion_tokens 1; expected 62"),
         (CELL, 0, {"logprobs": (-0.1,)}, "has log-probabilities for 1 of 0 tokens"),
         (CELL, 0, {"top_logprobs": (((5, -0.1),),)}, "has top log-probabilities for 1 of 0 tokens"),

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, parse
-from specmatrix.engine.core.draft.depth import DraftSteps
+from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, AdaptiveSlot, parse
+from specmatrix.engine.core.draft.depth import DraftSteps, Slot
 from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.start_settings import TEXTS
@@ -18,27 +18,43 @@ from specmatrix.matrix.subjects.protocol import Observation, Trace
 @pytest.mark.parametrize(
     ("steps", "ema", "more", "target"),
     [
+        # Thresholds are inclusive downwards and exclusive upwards.
         (7, 2.25, {}, 3),
-        (7, 2.26, {}, 7),
+        (7, 2.2501, {}, 7),
         (7, 0.25, {}, 1),
-        (3, 0.26, {}, 3),
+        (3, 0.25, {}, 1),
+        (3, 0.2501, {}, 3),
         (3, 2.5, {}, 3),
-        (3, 2.51, {}, 7),
+        (3, 2.5001, {}, 7),
         (1, 0.5, {}, 1),
-        (1, 2.51, {}, 7),
+        (1, 0.5001, {}, 3),
+        (1, 2.5001, {}, 7),
+        # Hysteresis shifts each threshold by itself.
         (3, 0.5, {"down_hysteresis": 0.0}, 1),
         (1, 1.0, {"up_hysteresis": 0.5}, 1),
+        (1, 1.01, {"up_hysteresis": 0.5}, 3),
+        # A ceiling of ceil(average * coefficient), at least 1, lowers but never holds back a step up.
         (7, 2.4, {"ceiling_coeff": 1.0}, 3),
+        (7, 2.4, {"ceiling_coeff": 3.0}, 7),
+        (7, 5.0, {"ceiling_coeff": 1.0}, 3),
         (3, 2.6, {"ceiling_coeff": 1.0}, 7),
         (3, 0.3, {"ceiling_coeff": 1.0}, 1),
+        (3, 0.3, {"ceiling_coeff": 9.0}, 3),
+        (1, 0.0, {"ceiling_coeff": 1.0}, 1),
         (7, 6.9, {"ceiling_coeff": 0.1, "candidate_steps": [3, 7]}, 3),
         (1, 0.5, {"down_hysteresis": 0.0, "candidate_steps": [0, 1]}, 0),
         (1, 0.51, {"down_hysteresis": 0.0, "candidate_steps": [0, 1]}, 1),
         (0, 0.1, {"candidate_steps": [0, 2, 5]}, 2),
     ],
 )
-def test_decisions_by_hand(steps, ema, more, target):
-    assert adaptive.decide(adaptive.DEFAULTS | {"candidate_steps": [1, 3, 7]} | more, steps, ema) == target
+def test_decisions_of_both_by_hand(steps, ema, more, target):
+    """With an alpha of 1 the engine's average is the mean of its only round."""
+    rule = adaptive.DEFAULTS | {"candidate_steps": [1, 3, 7]} | more
+    assert adaptive.decide(rule, steps, ema) == target
+    at_once = {"ema_alpha": 1.0, "update_interval": 1, "warmup_batches": 0}
+    slot = Slot(AdaptiveSlot(1, **rule | at_once | {"candidate_steps": tuple(rule["candidate_steps"])}), steps)
+    slot.observe(ema)
+    assert slot.steps == target
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -20,39 +20,8 @@ from specmatrix.matrix.zoo.registry import CHECKPOINTS, NAMES
 from tests.support.refusals import refusal
 
 MODELS = [name for name, recipe in RECIPES.items() if recipe.kind in ("target", "standalone")]
-LLAMAS = ["llama-mini", "llama-mini-standalone"]
 COPIES = ("shared_head.head.weight", "embed_tokens.weight")
 BUNDLED = ("model.layers.4.", "model.layers.5.", "mtp.")
-
-
-@pytest.mark.parametrize("name", LLAMAS)
-def test_llama_keys_shapes_and_dtypes(name):
-    shape = RECIPES[name].shape
-    tensors = load_file(CHECKPOINTS / name / "model.safetensors")
-    assert len(tensors) == 3 + 9 * shape.layers
-    assert {tensor.dtype for tensor in tensors.values()} == {torch.float16}
-    assert tensors["model.embed_tokens.weight"].shape == (shape.vocab, shape.hidden)
-    assert tensors["lm_head.weight"].shape == (shape.vocab, shape.hidden)
-    keys = shape.kv_heads * shape.head_dim
-    assert tensors["model.layers.0.self_attn.k_proj.weight"].shape == (keys, shape.hidden)
-    assert tensors["model.layers.0.mlp.down_proj.weight"].shape == (shape.hidden, shape.intermediate)
-
-
-def test_eagle3_keys_shapes_and_the_draft_vocabulary():
-    recipe = RECIPES["llama-mini-eagle3"]
-    shape = recipe.shape
-    tensors = load_file(CHECKPOINTS / recipe.name / "model.safetensors")
-    layer = [f"midlayer.{norm}.weight" for norm in ("input_layernorm", "hidden_norm", "post_attention_layernorm")]
-    layer += [f"midlayer.self_attn.{each}_proj.weight" for each in "qkvo"]
-    layer += [f"midlayer.mlp.{each}_proj.weight" for each in ("gate", "up", "down")]
-    rest = {"embed_tokens.weight", "fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d"}
-    assert set(tensors) == {*layer, *rest}
-    assert tensors["fc.weight"].shape == (shape.hidden, 3 * RECIPES["llama-mini"].shape.hidden)
-    assert tensors["midlayer.self_attn.q_proj.weight"].shape == (shape.heads * shape.head_dim, 2 * shape.hidden)
-    assert tensors["lm_head.weight"].shape == (recipe.draft_vocab, shape.hidden)
-    assert (tensors["d2t"].dtype, tensors["t2d"].dtype) == (torch.int64, torch.bool)
-    kept = tensors["d2t"] + torch.arange(recipe.draft_vocab)
-    assert torch.equal(tensors["t2d"].nonzero().flatten(), kept)
 
 
 @pytest.mark.parametrize("target", DRAFTS)
@@ -163,46 +132,6 @@ def test_shapes_differ_wherever_a_layout_allows_it_and_other_engines_serve_them(
             assert recipe.shape.head_dim in (32, 64, 80, 96, 112, 128)
             free = recipe.family == "qwen3" or recipe.name == "qwen35-mini-eagle3"
             assert free or recipe.shape.hidden % recipe.shape.heads == 0
-
-
-def test_heads_without_a_vocabulary_of_their_own_bring_no_embedding_and_no_head():
-    layer = [f"self_attn.{each}_proj" for each in "qkvo"] + [f"mlp.{each}_proj" for each in ("gate", "up", "down")]
-    norms = ["input_layernorm", "post_attention_layernorm"]
-    normed = [*layer, *norms]
-    expected = {
-        "llama-mini-eagle": ["fc", *(f"layers.0.{each}" for each in [*layer, norms[1]])],
-        "qwen3-mini-eagle3": [
-            "fc",
-            "norm",
-            *(f"midlayer.{each}" for each in [*normed, "hidden_norm"]),
-            *(f"layers.1.{each}" for each in normed),
-        ],
-        "llama-mini-dflash": [
-            *("fc", "norm", "hidden_norm"),
-            *(f"layers.{i}.{each}" for i in (0, 1) for each in [*normed, "self_attn.q_norm", "self_attn.k_norm"]),
-        ],
-    }
-    for name, names in expected.items():
-        tensors = load_file(CHECKPOINTS / name / "model.safetensors")
-        assert set(tensors) == {f"{each}.weight" for each in names}
-        assert {tensor.dtype for tensor in tensors.values()} == {torch.float16}
-
-
-def test_deepseeks_checkpoint_is_that_of_the_published_model():
-    tensors = load_file(CHECKPOINTS / "deepseek-mini" / "model.safetensors")
-    shape = RECIPES["deepseek-mini"].shape
-    assert isinstance(shape, LatentShape)
-    assert "model.layers.0.mlp.gate_proj.weight" in tensors and "model.layers.0.mlp.gate.weight" not in tensors
-    for index in (1, 2, 3, 4, 5):
-        at = f"model.layers.{index}."
-        bias = tensors[f"{at}mlp.gate.e_score_correction_bias"]
-        assert bias.dtype == torch.float32 and bias.abs().max() > 0.01
-        assert tensors[f"{at}mlp.experts.7.down_proj.weight"].shape == (shape.hidden, shape.expert_intermediate)
-        assert tensors[f"{at}self_attn.kv_a_proj_with_mqa.weight"].shape == (32 + 16, shape.hidden)
-    for at in BUNDLED[:2]:
-        assert torch.equal(tensors[f"{at}shared_head.head.weight"], tensors["lm_head.weight"])
-        assert torch.equal(tensors[f"{at}embed_tokens.weight"], tensors["model.embed_tokens.weight"])
-        assert tensors[f"{at}eh_proj.weight"].shape == (shape.hidden, 2 * shape.hidden)
 
 
 @pytest.mark.parametrize(

@@ -66,63 +66,6 @@ def test_a_round_without_drafts_is_counted_by_its_own_width():
 
 
 @pytest.mark.parametrize(
-    ("steps", "ema", "target"),
-    [
-        (7, 2.25, 3),
-        (7, 2.2501, 7),
-        (7, 0.25, 1),
-        (3, 0.25, 1),
-        (3, 0.2501, 3),
-        (3, 2.5, 3),
-        (3, 2.5001, 7),
-        (1, 0.5, 1),
-        (1, 0.5001, 3),
-        (1, 2.5001, 7),
-    ],
-)
-def test_thresholds_are_inclusive_downwards_and_exclusive_upwards(steps, ema, target):
-    """alpha 1 makes the average equal the round's mean; every round decides."""
-    slot = Slot(AdaptiveSlot(1, (1, 3, 7), ema_alpha=1.0, update_interval=1, warmup_batches=0), steps)
-    slot.observe(ema)
-    assert slot.steps == target
-
-
-@pytest.mark.parametrize(
-    ("steps", "ema", "coefficient", "target"),
-    [
-        (7, 2.4, 1.0, 3),  # cap ceil(2.4) = 3: no threshold is crossed, the ceiling alone moves 7 to 3
-        (7, 2.4, 3.0, 7),  # cap 8
-        (7, 5.0, 1.0, 3),  # cap 5: the deepest candidate below it
-        (3, 0.3, 1.0, 1),  # cap max(1, 1)
-        (3, 0.3, 9.0, 3),  # cap 3
-        (3, 2.6, 1.0, 7),  # cap 3 does not hold back a step up
-        (1, 0.0, 1.0, 1),  # cap at least 1
-    ],
-)
-def test_the_ceiling_lowers_but_never_blocks_a_step_up(steps, ema, coefficient, target):
-    settings_ = AdaptiveSlot(1, (1, 3, 7), 1.0, 1, 0, ceiling_coeff=coefficient)
-    slot = Slot(settings_, steps)
-    slot.observe(ema)
-    assert slot.steps == target
-
-
-def test_a_ceiling_below_every_candidate_gives_the_lowest():
-    slot = Slot(AdaptiveSlot(1, (3, 7), 1.0, 1, 0, ceiling_coeff=0.1), 7)
-    slot.observe(6.9)
-    assert slot.steps == 3
-
-
-def test_hysteresis_shifts_each_threshold_by_itself():
-    shifted = AdaptiveSlot(1, (1, 3), 1.0, 1, 0, down_hysteresis=0.0, up_hysteresis=0.5)
-    down, up = Slot(shifted, 3), Slot(shifted, 1)
-    down.observe(0.5)
-    up.observe(1.0)
-    assert (down.steps, up.steps) == (1, 1)
-    up.observe(1.01)
-    assert up.steps == 3
-
-
-@pytest.mark.parametrize(
     ("candidates", "asked", "first"), [((1, 3, 7), 7, 7), ((1, 3, 7), 5, 3), ((1, 3), 7, 3), ((1,), 3, 1)]
 )
 def test_a_slot_starts_at_the_requested_depth_or_in_its_middle(candidates, asked, first):

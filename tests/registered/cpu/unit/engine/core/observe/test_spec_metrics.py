@@ -17,13 +17,6 @@ KEYS = {
     "spec_correct_drafts_histogram",
     "spec_verified_drafts_histogram",
 }
-ALIASES = {
-    "spec_accept_token_num": "spec_num_correct_drafts",
-    "spec_draft_token_num": "spec_num_proposed_drafts",
-    "spec_accepted_drafts": "spec_num_correct_drafts",
-    "spec_proposed_drafts": "spec_num_proposed_drafts",
-    "spec_accept_histogram": "spec_correct_drafts_histogram",
-}
 
 
 def counted(lengths, width=5) -> SpecMetrics:
@@ -49,10 +42,9 @@ def test_a_worked_example():
     assert info["spec_correct_drafts_histogram"] == [1, 0, 2, 0, 1]
 
 
-def test_the_keys_and_their_older_names():
+def test_the_keys():
     info = counted([2, 1]).meta_info(4)
-    assert set(info) == KEYS | set(ALIASES)
-    assert all(info[alias] == info[key] for alias, key in ALIASES.items())
+    assert set(info) == KEYS
 
 
 def test_nothing_is_claimed_without_drafts():
