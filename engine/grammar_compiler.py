@@ -14,20 +14,21 @@ from typing import Any, Final
 
 from specmatrix.child_process import ChildProcess, start
 from specmatrix.engine.core.schedule.grammar import Constraint
-from specmatrix.engine.device.token_tables import CompiledGrammar, TokenTable
+from specmatrix.engine.device.token_tables import CompiledGrammar
 from specmatrix.engine.grammar_table import token_table
 from specmatrix.engine.models.tokenizer import Tokenizer
 from specmatrix.errors import EngineError, RequestError, shown, text_of
 from specmatrix.extras import require
 
-# Limits of compiling one grammar: CPU time, elapsed time on a busy machine, and memory beyond what the process has.
-CPU_SECONDS: Final = 2.0
+# Limits of compiling one grammar: CPU time, memory beyond what the process has, and elapsed time on a busy machine.
+LIMITS: Final = (2.0, 512 * 2**20)
 SECONDS: Final = 20.0
-MEMORY: Final = 512 * 2**20
 START_SECONDS: Final = 120.0
 # Recently used grammars, and refusals, that are kept.
 KEPT: Final = 256
 TOKENIZERS: Final = 4
+# xgrammar's method for a kind, if it is not called after it.
+COMPILE: Final = {"ebnf": "compile_grammar"}
 TOO_LARGE: Final = "it took more than {:g} MB"
 # xgrammar's messages begin with a time, a source file and, often, the condition that failed.
 PLACE: Final = re.compile(r"\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?")
@@ -59,27 +60,17 @@ class GrammarCompiler:
         return found
 
 
-@lru_cache(TOKENIZERS)
-def _process(tokenizer: str, eos_ids: tuple[int, ...], vocab_size: int) -> CompilerProcess:
-    return CompilerProcess(tokenizer, eos_ids, vocab_size)
-
-
 class CompilerProcess:
     """A process that compiles for one tokenizer, and its recent grammars. It ends with this process, or when a limit is
     hit; then the next grammar starts another. Safe to call from several threads.
 
     tokenizer: the text of tokenizer.json. eos_ids: the tokens that end a text. vocab_size: the model's, whose tokens
-    beyond the tokenizer's are never allowed, as special tokens are not. seconds, memory: the limits of one grammar, in
-    seconds of CPU time and bytes.
+    beyond the tokenizer's are never allowed, as special tokens are not. limits: of one grammar, in seconds of CPU time
+    and bytes.
     """
 
     def __init__(
-        self,
-        tokenizer: str,
-        eos_ids: tuple[int, ...],
-        vocab_size: int,
-        seconds: float = CPU_SECONDS,
-        memory: int = MEMORY,
+        self, tokenizer: str, eos_ids: tuple[int, ...], vocab_size: int, limits: tuple[float, int] = LIMITS
     ) -> None:
         import tokenizers
         import xgrammar
@@ -93,12 +84,12 @@ class CompilerProcess:
             fast(tokenizer_object=library), vocab_size=vocab_size, stop_token_ids=ends
         )
         texts = [b"" if token in special else text for token, text in enumerate(read.decoded_vocab)]
-        raw = xgrammar.VocabType.RAW
         self._library = xgrammar
+        raw, spaced = xgrammar.VocabType.RAW, read.add_prefix_space
         self._tokens = xgrammar.TokenizerInfo(
-            texts, raw, vocab_size=vocab_size, stop_token_ids=ends, add_prefix_space=read.add_prefix_space
+            texts, raw, vocab_size=vocab_size, stop_token_ids=ends, add_prefix_space=spaced
         )
-        self._limits = seconds, memory
+        self._limits = limits
         self._running: tuple[ChildProcess, Connection[Any, Any]] | None = None
         self._recent: OrderedDict[Constraint, CompiledGrammar | str] = OrderedDict()
         self._lock = Lock()
@@ -115,56 +106,50 @@ class CompilerProcess:
 
     def _compile(self, constraint: Constraint) -> CompiledGrammar | str:
         try:
+            if self._running is not None and self._running[0].wait(0) is not None:
+                self._stop()  # it was killed between two grammars
             if self._running is None:
                 self._start()
-            kind, answer = self._answer(constraint)
-            table = self._table() if kind == "done" else None
+            assert self._running is not None
+            self._running[1].send(constraint)
+            kind, answer = self._received(SECONDS) or ("refused", self._limit())
+            found = self._received(SECONDS) if kind == "done" else (None,)
         except BaseException:
             self._stop()
             raise
+        if found is None:
+            self._stop()
         if kind != "done":
-            return answer
-        return CompiledGrammar(self._library.CompiledGrammar.deserialize_json(answer, self._tokens), table)
+            return str(answer)
+        grammar = self._library.CompiledGrammar.deserialize_json(answer, self._tokens)
+        return CompiledGrammar(grammar, found and found[0])
 
-    def _table(self) -> TokenTable | None:
-        """The table of the grammar that was compiled; None if it has none, or a limit is hit."""
+    def _received(self, seconds: float) -> Any:  # noqa: ANN401 - as `serve` sends it
+        """The process's next message; None if it ends before, or sends none in time."""
         assert self._running is not None
         try:
-            if self._running[1].poll(SECONDS):
-                found: TokenTable | None = self._running[1].recv()
-                return found
+            return self._running[1].recv() if self._running[1].poll(seconds) else None
         except (EOFError, OSError):
-            pass
-        self._stop()
-        return None
+            return None
 
-    def _answer(self, constraint: Constraint) -> tuple[str, str]:
+    def _limit(self) -> str:
+        """The limit that the process hit. EngineError if something else killed it."""
         assert self._running is not None
-        process, connection = self._running
-        try:
-            connection.send(constraint)
-            if connection.poll(SECONDS):
-                found: tuple[str, str] = connection.recv()
-                return found
-            why = f"it took more than {SECONDS:g} s"
-        except (EOFError, OSError):
-            seconds, memory = self._limits
-            late = process.wait(SECONDS) == -signal.SIGPROF
-            why = f"it took more than {seconds:g} s" if late else TOO_LARGE.format(memory / 2**20)
+        seconds, memory = self._limits
+        status = self._running[0].wait(1.0)
+        if status in (-signal.SIGKILL, -signal.SIGTERM):
+            raise EngineError(f"the process that compiles grammars was killed by signal {-status}; ask again")
         self._stop()
-        return "refused", why
+        late = {None: SECONDS, -signal.SIGPROF: seconds}.get(status)
+        return TOO_LARGE.format(memory / 2**20) if late is None else f"it took more than {late:g} s"
 
     def _start(self) -> None:
         """Start the process. EngineError if it does not."""
-        process, connection = self._running = start(serve, self._tokens.serialize_json(), *self._limits)
+        process, _ = self._running = start(serve, self._tokens.serialize_json(), *self._limits)
         weakref.finalize(self, process.stop)
-        try:
-            if connection.poll(START_SECONDS) and connection.recv():
-                return
-        except (EOFError, OSError):
-            pass
-        process.kill()
-        raise EngineError(f"the process that compiles grammars does not start: {process.output_end(2000)}")
+        if not self._received(START_SECONDS):
+            process.kill()
+            raise EngineError(f"the process that compiles grammars does not start: {process.output_end(2000)}")
 
     def _stop(self) -> None:
         if self._running is not None:
@@ -174,9 +159,12 @@ class CompilerProcess:
             process.stop()
 
 
+_process = lru_cache(TOKENIZERS)(CompilerProcess)
+
+
 def serve(tokens: str, seconds: float, memory: int, connection: Connection[Any, Any]) -> None:
     """What the process runs. tokens: a serialised xgrammar.TokenizerInfo. connection: receives each constraint and
-    sends ("done", serialised grammar) and then its TokenTable or None, or ("refused", why)."""
+    sends ("done", serialised grammar) and then (its TokenTable or None,), or ("refused", why)."""
     import resource
 
     import xgrammar
@@ -191,9 +179,8 @@ def serve(tokens: str, seconds: float, memory: int, connection: Connection[Any, 
     while True:
         kind, text = connection.recv()
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        compiled = None
         try:
-            compiled = _compiled(compiler, kind, text)
+            compiled = getattr(compiler, COMPILE.get(kind, f"compile_{kind}"))(text)
             answer = "done", str(compiled.serialize_json())
         except Exception as error:
             full = isinstance(error, MemoryError) or "bad_alloc" in str(error)
@@ -204,12 +191,4 @@ def serve(tokens: str, seconds: float, memory: int, connection: Connection[Any, 
             signal.setitimer(signal.ITIMER_PROF, seconds)
             table = token_table(compiled, info)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            connection.send(table)
-
-
-def _compiled(compiler: Any, kind: str, text: str) -> Any:  # noqa: ANN401 - xgrammar has no types
-    if kind == "json_schema":
-        return compiler.compile_json_schema(text)
-    if kind == "structural_tag":
-        return compiler.compile_structural_tag(text)
-    return compiler.compile_regex(text) if kind == "regex" else compiler.compile_grammar(text)
+            connection.send((table,))

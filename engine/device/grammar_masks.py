@@ -58,16 +58,11 @@ class RequestMatcher:
         """Whether the grammar has ended."""
         return bool(self._matcher.is_terminated())
 
-    @property
-    def reasoning(self) -> bool:
-        return self._begun is None
-
     def push(self, token: int) -> bool:
         """Advance by a token. False, without a change, if the grammar refuses it."""
-        if self._begun is not None:
-            known = not self.ended and token not in self._special
-            if not known or not self._matcher.accept_token(token):
-                return False
+        barred = self.ended or token in self._special
+        if self._begun is not None and (barred or not self._matcher.accept_token(token)):
+            return False
         self._tokens.append(token)
         if self._begun is None and self._tokens[-len(self._marker) :] == self._marker:
             self._begun = len(self._tokens)
@@ -214,11 +209,6 @@ class GrammarMasks:
             staged.event.synchronize()
         rows = zip(matchers, staged.output.tokens.tolist(), staged.output.count.tolist(), strict=True)
         for matcher, tokens, taken in rows:
-            for place, token in enumerate(tokens[:taken] if matcher is not None else ()):
-                assert matcher is not None
-                free = matcher.reasoning
-                if not matcher.push(token):
-                    break  # the request ends here
-                if free and not matcher.reasoning:
-                    self._counters.hit("grammar.began", 1)
-                    self._counters.hit("grammar.began_inside", place + 1 < taken)
+            for token in tokens[:taken]:
+                if matcher is not None:
+                    matcher.push(token)

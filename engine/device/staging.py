@@ -54,7 +54,7 @@ class StepOutput(NamedTuple):
     top_values, top_ids [B, D+1, K]: the most likely tokens. prompt_logprobs [B, W], prompt_values and prompt_ids
     [B, W, K]: the same of the token after each position of a prefill chunk, meaningless past its end. codes [B]: the
     guard's codes, in guarded steps. finite [B] bool: what the target computed for the tokens is finite. legality
-    [B, D+1] int64: of `tokens`, in constrained steps, as in `core.schedule.grammar`. grammar int64 [B, 4]:
+    [B, D+1] int64: of `tokens`, in constrained steps, as in `core.schedule.grammar`. grammar int64 [B, 2]:
     GrammarRows.counts of a round with token tables. lengths [B]: nodes that each row verified, in rounds that may
     verify fewer than N.
     """

@@ -26,19 +26,18 @@ MAX_CLASSES: Final = 512
 # Tables on the device at once, in 16 MiB and two bytes for each token of the vocabulary.
 KEPT: Final = 16
 FORBIDDEN, ENDED = -1, -2
-# What GrammarRows counts for each row: forbidden drafts, the end of reasoning, within a round, and masked drafts.
-FORBADE, BEGAN, INSIDE, MASKED = range(4)
+# What GrammarRows counts for each row: forbidden drafts, and masked ones.
+FORBADE, MASKED = range(2)
 # A grammar, and the tokens that end the reasoning before it.
 Key: TypeAlias = tuple[Constraint, tuple[int, ...]]
 
 
 class TokenTable(NamedTuple):
     """after int16 [states, classes]: the state after each state's tokens, FORBIDDEN, or ENDED for a token that ends the
-    text; 0 is the start. class_of int16 [V]. reasoning: how many of the first states are before the grammar."""
+    text; 0 is the start. class_of int16 [V]."""
 
     after: NDArray[np.int16]
     class_of: NDArray[np.int16]
-    reasoning: int = 0
 
     def state(self, output: Sequence[int]) -> int:
         """The state after an output that the grammar allows."""
@@ -61,7 +60,7 @@ class TokenTable(NamedTuple):
             read = (*marker[:place], ids[kind - 1]) if kind else ()
             fits = (n for n in range(len(read), 0, -1) if read[len(read) - n :] == marker[:n])
             before[place, column] = next(fits, 0)
-        return TokenTable(np.concatenate((before, np.where(grammar < 0, grammar, grammar + size))), class_of, size)
+        return TokenTable(np.concatenate((before, np.where(grammar < 0, grammar, grammar + size))), class_of)
 
 
 @dataclass(eq=False)
@@ -76,13 +75,12 @@ class TokenTables:
     """The tables of an engine's requests, at most KEPT, and the state of each row of requests.
 
     after int16 [1 + KEPT * MAX_STATES, MAX_CLASSES]: the table in slot s begins at 1 + s * MAX_STATES. class_of int16
-    [KEPT, V], reasoning int64 [KEPT]. state, slot int64 [rows].
+    [KEPT, V]. state, slot int64 [rows].
     """
 
     def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
         self.after = torch.zeros(1 + KEPT * MAX_STATES, MAX_CLASSES, dtype=torch.int16, device=device)
         self.class_of = torch.zeros(KEPT, vocab_size, dtype=torch.int16, device=device)
-        self.reasoning = torch.zeros(KEPT, dtype=torch.int64, device=device)
         self.state = torch.zeros(rows, dtype=torch.int64, device=device)
         self.slot = torch.zeros_like(self.state)
         self._slots: dict[Key, tuple[int, TokenTable]] = {}
@@ -118,13 +116,12 @@ class TokenTables:
         placed = np.where(table.after >= 0, table.after + first, np.where(table.after == ENDED, 0, FORBIDDEN))
         self.after[first : first + states, :classes] = sent(torch.from_numpy(placed.astype(np.int16)), device)
         self.class_of[slot] = sent(torch.from_numpy(table.class_of.astype(np.int16)), device)
-        self.reasoning[slot].fill_(table.reasoning)
 
 
 class GrammarRows:
     """The states of a batch's rows during one step.
 
-    state [B]: after the tokens known so far. nodes [B, N]: after each node of the tree. counts int64 [B, 4]: see
+    state [B]: after the tokens known so far. nodes [B, N]: after each node of the tree. counts int64 [B, 2]: see
     FORBADE. emits: rows [B] whose prefill chunk is their last; None: all rows emit.
     """
 
@@ -134,7 +131,7 @@ class GrammarRows:
         self._slot = tables.slot.index_select(0, rows)
         self.state = self._held if emits is None else self._held.masked_fill(~emits, 0)
         self.nodes = self.state[:, None]
-        self.counts = torch.zeros(len(rows), 4, dtype=torch.int64, device=rows.device)
+        self.counts = torch.zeros(len(rows), 2, dtype=torch.int64, device=rows.device)
 
     def after(self, states: Tensor, tokens: Tensor) -> Tensor:
         """The states after tokens, both [B, N]; FORBIDDEN if one is."""
@@ -158,9 +155,6 @@ class GrammarRows:
         """Follow the emitted tokens: to the last accepted node [B, 1], and the token after it [B, 1]."""
         node = self.nodes.gather(1, last)
         ended = self.after(node, bonus).clamp(min=0)
-        before, inside, after = (self._reasons(states) for states in (self.state, node[:, 0], ended[:, 0]))
-        self.counts[:, BEGAN] = before & ~after
-        self.counts[:, INSIDE] = before & ~inside
         self.state = ended[:, 0]
         held = self.state if self._emits is None else torch.where(self._emits, self.state, self._held)
         self._tables.state.index_copy_(0, self._rows, held)
@@ -172,8 +166,3 @@ class GrammarRows:
         self.counts[:, MASKED] += (~allowed.gather(2, logits.argmax(-1, keepdim=True))).sum((1, 2))
         masked = logits.masked_fill(~allowed, float("-inf"))
         return torch.where(masked.amax(-1, keepdim=True) > float("-inf"), masked, logits)
-
-    def _reasons(self, states: Tensor) -> Tensor:
-        """Whether states [B] are before the grammar."""
-        within = states - 1 - self._slot * MAX_STATES
-        return (within >= 0) & (within < self._tables.reasoning[self._slot])

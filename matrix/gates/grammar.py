@@ -8,11 +8,13 @@ from typing import Any, Final
 
 from specmatrix.engine.core.draft.algorithms import algorithm
 from specmatrix.engine.core.schedule.grammar import KINDS
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import thresholds
-from specmatrix.matrix.oracles.grammar import behind_marker, following, unreadable
+from specmatrix.matrix.oracles.grammar import following, unreadable
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
+from specmatrix.matrix.workloads.boundaries import behind, due_places, place_of
 from specmatrix.matrix.workloads.finish import text_of
 from specmatrix.matrix.workloads.predicted import RESOLVED_SHAPE, deepest_round
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
@@ -31,6 +33,8 @@ OF_DRAFTS: Final = {
     "grammar.accepted": "no draft of a request with a grammar was accepted",
     "grammar.rejected": "no request with a grammar rejected a draft",
 }
+# Where the oracle predicts rounds.
+ENDED: Final = {"grammar.ended_inside": "no grammar ended at a draft"}
 
 
 @dataclass
@@ -55,7 +59,9 @@ class GrammarGate:
         kept = [(requests[one.name], one) for one in run.answers if requests[one.name].grammar and not one.refusal]
         illegal = [blame for request, one in kept if tokens for blame in _illegal(request, one, eos)]
         whole = [pair for pair in kept if pair[1].finish == "stop" and (not tokens or pair[1].output_ids[-1] in eos)]
-        texts = [(request, _constrained(request, one) if tokens else one.text) for request, one in whole]
+        # Without token ids it is unknown where a grammar began.
+        shown = [pair for pair in whole if tokens or not pair[0].reasoning_end_ids]
+        texts = [(request, _constrained(request, one) if tokens else one.text) for request, one in shown]
         read = [(request, text, unreadable(request, text)) for request, text in texts if text is not None]
         wrong = [Blame(request.name, note=why) for request, _, why in read if why]
         needed, seen = dict(EFFECTS), run.evidence
@@ -64,13 +70,15 @@ class GrammarGate:
         else:
             follows = cell.constrained_drafts == "on" and algorithm(cell.algorithm).constrains
             needed |= OF_DRAFTS | (FOLLOWED if follows else REFUSED) if cell.algorithm != "none" else {}
+            needed |= ENDED if cell.algorithm != "none" and not cell.shares_rounds else {}
             needed |= TOGETHER if cell.memory == "ample" else {}
         numbers: dict[str, Number] = {
             "tokens": sum(len(one.output_ids) for _, one in kept),
             "complete": len(read),
             "illegal": len(illegal),
             "unreadable": len(wrong),
-            **{name.partition(".")[2]: seen.get(name, 0) for name in (*EFFECTS, *TOGETHER, *OF_DRAFTS, *REFUSED)},
+            "begun": len(begun := _begun(run, kept)),
+            **{name.partition(".")[2]: seen.get(name, 0) for name in EFFECTS | TOGETHER | OF_DRAFTS | ENDED | REFUSED},
         }
         for name, due in _counted(run, [one for _, one in kept]).items():
             if due != (got := seen.get(name, 0)):
@@ -82,6 +90,7 @@ class GrammarGate:
             text = f"{counts}, first {blame.request}: {blame.note}"
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=blame)
         without = [why for name, why in needed.items() if not seen.get(name, 0)]
+        without += [f"no grammar began behind place {place} of a round" for place in _due(prepared, run) - begun]
         if not read or without:
             text = without[0] if without else "no answer ended with its grammar"
             return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
@@ -96,6 +105,28 @@ def _counted(run: Run, kept: Sequence[Answer]) -> dict[str, int]:
     deepest = deepest_round(*(int(run.resolved[name]) for name in RESOLVED_SHAPE))
     rounds = [length for one in kept for length in one.accept_lengths]
     return dict(zip(OF_DRAFTS, (sum(rounds) - len(rounds), sum(length < deepest for length in rounds)), strict=True))
+
+
+def _due(prepared: PreparedCell, run: Run) -> set[int]:
+    """The places of a round behind which grammars must begin; none if the engine does not show the rounds predicted."""
+    shape = prepared.predicted
+    late = any(request.reasoning_end_ids for request in run.requests)
+    if isinstance(shape, ConfigError) or Capability.ROUNDS not in run.capabilities or not late:
+        return set()
+    alike = all(run.resolved.get(name) == getattr(shape, name) for name in RESOLVED_SHAPE)
+    return {*range(due_places(prepared.cell, shape))} if alike else set()
+
+
+def _begun(run: Run, kept: Sequence[tuple[RequestSpec, Answer]]) -> set[int]:
+    """The places of a round behind which grammars began. A retraction moves later rounds."""
+    found = set[int]()
+    for request, answer in kept:
+        first = behind(request.reasoning_end_ids, answer.output_ids)
+        if first and not answer.retractions and Capability.ROUNDS in run.capabilities:
+            deepest = deepest_round(*(int(run.resolved[name]) for name in RESOLVED_SHAPE))
+            place = place_of(first - 1, answer.accept_lengths, deepest)
+            found |= set() if place is None else {place}
+    return found
 
 
 def _changed(cell: Cell, request: RequestSpec, answer: Answer) -> bool:
@@ -125,5 +156,5 @@ def _illegal(request: RequestSpec, answer: Answer, eos: frozenset[int]) -> Itera
 
 def _constrained(request: RequestSpec, answer: Answer) -> str | None:
     """The constrained text of a whole answer; None if its reasoning did not end."""
-    first = behind_marker(request, answer.output_ids)
+    first = behind(request.reasoning_end_ids, answer.output_ids)
     return None if first is None else text_of(answer.output_ids[first:])

@@ -10,20 +10,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from specmatrix.extras import require
+from specmatrix.matrix.workloads.boundaries import behind
 from specmatrix.matrix.workloads.grammars import grammar_of
 from specmatrix.matrix.workloads.questions import DATA
 from specmatrix.matrix.workloads.request import RequestSpec
 
 if TYPE_CHECKING:
     import numpy
-
-
-def behind_marker(request: RequestSpec, output: tuple[int, ...]) -> int | None:
-    """Index of the first output token that the grammar constrains: 0, or behind the tokens that end reasoning; None if
-    they do not occur."""
-    marker = request.reasoning_end_ids
-    places = range(len(marker), len(output) + 1)
-    return next((at for at in places if output[at - len(marker) : at] == marker), None)
 
 
 def following(request: RequestSpec, output: tuple[int, ...], eos: frozenset[int]) -> numpy.ndarray:
@@ -34,7 +27,7 @@ def following(request: RequestSpec, output: tuple[int, ...], eos: frozenset[int]
     import xgrammar
 
     size = _compiler(eos)[1]
-    first = behind_marker(request, output)
+    first = behind(request.reasoning_end_ids, output)
     if first is None:
         return np.ones(size, bool)
     assert request.grammar is not None

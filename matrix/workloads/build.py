@@ -3,7 +3,8 @@
 Prompts are questions of gsm-mini's test split. Request names: `q<index>` is question `index` of that file,
 `q<index>.again` repeats it (a prefix cache hit), `q<index>.turn<n>` continues it in a session, `w<n>.<m>` belongs to
 wave n or to line n of `neighbours.KINDS`, `t<n>` has a short prompt around the size of a chunk, `f<n>` a long one,
-`h<n>` one that leaves that of `h0` around a checkpoint, and `d<n>` is a sample of the distribution gate.
+`h<n>` one that leaves that of `h0` around a checkpoint, `b<n>` a grammar that begins in its answer, and `d<n>` is a
+sample of the distribution gate.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 from specmatrix.matrix.cells.cell import HYBRIDS, SHORT_CONTEXT, TIGHT_TOKENS, Cell
 from specmatrix.matrix.cells.start_settings import session_retract
+from specmatrix.matrix.workloads.boundaries import within_answers
 from specmatrix.matrix.workloads.context_limit import fill_context
 from specmatrix.matrix.workloads.endings import with_both_rounds, with_end_inside
 from specmatrix.matrix.workloads.grammars import constrained
@@ -140,6 +142,9 @@ def _requests(cell: Cell, seed: int, draws: int) -> Sequence[RequestSpec]:
             before = tuple(request.name for request in requests)
             again = requests[:LATE_REPEATS]
             requests += [replace(one, name=f"{one.name}.again", after=before, answer=None) for one in again]
+    if cell.grammar != "none" and (shape := shape_of(cell)) is not None:
+        before = tuple(request.name for request in requests)
+        requests = [*requests, *within_answers(cell, shape, _short_prompts(cell, len(limits)), before)]
     return with_chat_rules(requests) if cell.sampling == "mixed" else requests
 
 

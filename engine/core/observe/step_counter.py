@@ -12,7 +12,7 @@ from specmatrix.engine.core.schedule.request import Finish, Request
 from specmatrix.engine.core.schedule.step import StepPlan, StepResult
 
 # What the columns of StepResult.grammar count.
-ON_DEVICE: Final = ("grammar.forbade", "grammar.began", "grammar.began_inside", "grammar.masked_drafts")
+ON_DEVICE: Final = ("grammar.forbade", "grammar.masked_drafts")
 
 
 class RowOutcome(Enum):

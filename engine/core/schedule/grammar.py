@@ -8,7 +8,7 @@ and memory; what is checked here is refused within milliseconds.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from specmatrix.errors import RequestError, shown, text_of
@@ -36,7 +36,8 @@ class Constraint(NamedTuple):
         if not 0 < len(text) <= MAX_CHARACTERS:
             raise RequestError(f"{kind} has {len(text)} characters; allowed: 1 to {MAX_CHARACTERS}")
         if kind in ("regex", "ebnf"):
-            if (deep := max(_depths(text))) > MAX_DEPTH:
+            steps = ((letter in "([{") - (letter in ")]}") for letter in text)  # quoted and escaped ones included
+            if (deep := max(accumulate(steps, initial=0))) > MAX_DEPTH:
                 raise RequestError(f"{kind} has {deep} groups within each other; allowed: at most {MAX_DEPTH}")
             return
         try:
@@ -49,15 +50,6 @@ class Constraint(NamedTuple):
             raise RequestError(f"{kind} is {shown(text)}; allowed: a JSON object")
         if kind == "json_schema":
             _check_recursion(schema)
-
-
-def _depths(text: str) -> Iterator[int]:
-    """The depth of brackets after each character, quoted and escaped ones included."""
-    deep = 0
-    yield deep
-    for letter in text:
-        deep += (letter in "([{") - (letter in ")]}")
-        yield deep
 
 
 def _depth(value: object) -> int:

@@ -1,23 +1,26 @@
 """Grammars are compiled in a process with limits, once, and refused with xgrammar's reason."""
 
 import gc
+import os
 import re
+import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from specmatrix.engine.core.schedule.grammar import Constraint
-from specmatrix.engine.grammar_compiler import KEPT, CompilerProcess, GrammarCompiler
+from specmatrix.engine.grammar_compiler import KEPT, LIMITS, CompilerProcess, GrammarCompiler
 from specmatrix.engine.models.tokenizer import Tokenizer
-from specmatrix.errors import RequestError
+from specmatrix.errors import EngineError, RequestError
 from tests.support.engines import CHECKPOINTS
 
 TOKENIZER = Tokenizer(CHECKPOINTS / "llama-mini")
 GROWS = Constraint("regex", "(.{1,3000}){1,30}")
 
 
-def process(**limits: float) -> CompilerProcess:
-    return CompilerProcess(TOKENIZER.backend_tokenizer.to_str(), (1,), 800, **limits)
+def process(limits: tuple[float, int] = LIMITS) -> CompilerProcess:
+    return CompilerProcess(TOKENIZER.backend_tokenizer.to_str(), (1,), 800, limits)
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +63,39 @@ def test_a_grammar_is_compiled_once_and_lives_with_its_requests_or_while_it_is_r
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("limits", "why"), [({"seconds": 0.1}, "it took more than 0.1 s"), ({"memory": 2**20}, "it took more than 1 MB")]
+    ("limits", "why"), [((0.1, 2**29), "it took more than 0.1 s"), ((2.0, 2**20), "it took more than 1 MB")]
 )
 def test_a_grammar_beyond_a_limit_is_refused_and_the_next_one_compiles(limits, why):
-    made = process(**limits)
+    made = process(limits)
     assert made.compile(GROWS) == why
-    small = made.compile(Constraint("regex", "a"))
+    small = made.compile(Constraint("regex", "a")).grammar
     assert small.memory_size_bytes < 1000 and small.tokenizer_info.vocab_size == 800
     assert {0, 799} <= {*small.tokenizer_info.special_token_ids} and small.tokenizer_info.stop_token_ids == [1]
+
+
+def children() -> set[int]:
+    """Processes of compilers that this process started."""
+    own = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return {int(pid) for path in own for pid in path.read_text().split()}
+
+
+def cpu_ticks(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
+
+
+def test_a_process_that_something_kills_is_started_again_and_refuses_no_grammar():
+    made, before, word = process(), children(), Constraint("regex", "a")
+    made.compile(word)
+    (first,) = children() - before
+    os.kill(first, signal.SIGKILL)  # idle, as by the kernel when memory is short
+    os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+    assert made.compile(Constraint("regex", "b")).grammar and made.compile(word).grammar
+    (second,) = children() - before
+    with ThreadPoolExecutor(1) as thread:
+        used, busy = cpu_ticks(second), thread.submit(made.compile, GROWS)
+        while cpu_ticks(second) == used:
+            pass
+        os.kill(second, signal.SIGKILL)
+        with pytest.raises(EngineError, match="that compiles grammars was killed by signal 9; ask again"):
+            busy.result()
+    assert made.compile(Constraint("regex", "c")).grammar

@@ -3,15 +3,19 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cover.lockfile import read
 from specmatrix.matrix.gates.gate import State
-from specmatrix.matrix.gates.grammar import EFFECTS, OF_DRAFTS, REFUSED, TOGETHER, GrammarGate
-from specmatrix.matrix.oracles.grammar import behind_marker, following, unreadable
+from specmatrix.matrix.gates.grammar import EFFECTS, ENDED, OF_DRAFTS, REFUSED, TOGETHER, GrammarGate
+from specmatrix.matrix.oracles.grammar import following, unreadable
 from specmatrix.matrix.subjects.protocol import Capability
+from specmatrix.matrix.workloads.boundaries import behind, due_places, place_of
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.workloads.finish import text_of
-from specmatrix.matrix.workloads.questions import tokenizer
+from specmatrix.matrix.workloads.predicted import deepest_round, shape_of
+from specmatrix.matrix.workloads.questions import questions, tokenizer
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.stored_oracle import oracle_of
+from specmatrix.matrix.zoo.gsm_mini import prompt_of
 
 CELL, TAGGED = "eagle3.s3.v2.mixed_lengths.regex", "eagle3.s3.v2.mixed_lengths.mixed.tagged"
 GATE = GrammarGate()
@@ -46,7 +50,7 @@ def test_drafts_that_follow_their_grammar_are_masked(measured):
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no mask changed a draft")
 
 
-@pytest.mark.parametrize(("name", "why"), [*(EFFECTS | TOGETHER | REFUSED).items()])
+@pytest.mark.parametrize(("name", "why"), [*(EFFECTS | TOGETHER | REFUSED | ENDED).items()])
 def test_masks_without_effect_are_not_measured(measured, name, why):
     found = measured(CELL)
     run = replace(found.run, evidence={**found.run.evidence, name: 0})
@@ -73,7 +77,8 @@ def test_an_engine_without_counters_is_judged_by_its_texts(measured, shown):
     found = measured(CELL)
     run = replace(found.run, capabilities=frozenset(shown), evidence={})
     outcome = found.judge(GATE, run)
-    assert outcome.state is State.PASS and outcome.numbers["changed"] == sum(bool(r.grammar) for r in run.requests)
+    changed = sum(bool(r.grammar) and not r.reasoning_end_ids for r in run.requests)
+    assert outcome.state is State.PASS and outcome.numbers["changed"] == changed
     broken = tuple(replace(one, text=f"{one.text}?", output_ids=one.output_ids[1:]) for one in run.answers)
     assert found.judge(GATE, replace(run, answers=broken)).state is State.FAIL
     known = oracle_of("llama-mini")
@@ -112,9 +117,44 @@ def test_an_independent_parser_reads_what_the_grammar_allows_and_nothing_else(va
         assert bool(following(one, ids, eos)[1]) is ends, text
 
 
+def test_grammars_begin_at_every_place_of_a_round_or_the_cell_is_not_measured(measured):
+    found = measured("eagle3.s3.v2.mixed_lengths.tagged")
+    assert found.judge(GATE).numbers["begun"] == 4
+    markers = {one.name: one.reasoning_end_ids for one in found.run.requests if one.grammar}
+    for place in range(4):
+        answers, rounds = [], []
+        for one in found.run.answers:
+            first = behind(markers.get(one.name, ()), one.output_ids)
+            if first and place_of(first - 1, one.accept_lengths, 4) == place:
+                one = replace(one, accept_lengths=())
+            answers.append(one)
+            rounds += one.accept_lengths if one.name in markers else ()
+        counted = dict(zip(OF_DRAFTS, (sum(rounds) - len(rounds), sum(n < 4 for n in rounds)), strict=True))
+        run = replace(found.run, answers=tuple(answers), evidence={**found.run.evidence, **counted})
+        outcome = found.judge(GATE, run)
+        assert (outcome.state, outcome.numbers["begun"]) == (State.NOT_MEASURED, 3)
+        assert outcome.message == f"no grammar began behind place {place} of a round"
+
+
+def test_workloads_ask_for_a_grammar_at_every_place_and_for_one_that_ends_at_a_draft():
+    """In every locked cell of drafters whose rounds the oracle knows, with several seeds."""
+    for cell in (one for one in read().upto("nightly") if one.grammar != "none" and one.model != "llama_json"):
+        shape, oracle = shape_of(cell), oracle_of(cell.target)
+        widths = shape.num_steps, shape.topk, shape.num_draft_tokens
+        if (rounds := oracle.rounds.get((cell.algorithm, *widths))) is None:
+            continue
+        texts, deepest = {prompt_of(questions()[n][0]): n for n in range(len(rounds))}, deepest_round(*widths)
+        extra = [one for one in workload(cell, len(cell.id) % 5) if one.name.startswith("b")]
+        known = [(one.reasoning_end_ids, n) for one in extra for n in [texts[one.prompt]]]
+        ids = oracle.continuations
+        places = [place_of(behind(marker, ids[n]) - 1, rounds[n], deepest) for marker, n in known]
+        assert places[1:] == [*range(due_places(cell, shape))], cell
+        assert place_of(len(ids[known[0][1]]) - 1, rounds[known[0][1]], deepest) < deepest - 1, cell
+
+
 def test_the_grammar_begins_behind_the_whole_marker():
     one = RequestSpec("q", "", 9, regex="a", reasoning_end_ids=(7, 8))
     outputs = ((), (7,), (8, 7), (7, 8), (7, 7, 8, 3))
-    assert [behind_marker(one, output) for output in outputs] == [None, None, None, 2, 3]
-    assert behind_marker(replace(one, reasoning_end_ids=()), ()) == 0
+    assert [behind((7, 8), output) for output in outputs] == [None, None, None, 2, 3] and behind((), ()) == 0
+    assert [place_of(token, (3, 1, 4), 4) for token in range(10)] == [None, 0, 1, 3, 3, 0, 1, 2, 3, None]
     assert following(one, (7,), frozenset({1})).all() and following(one, (7, 8), frozenset({1})).sum() == 1

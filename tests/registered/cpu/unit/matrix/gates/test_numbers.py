@@ -26,7 +26,7 @@ session: apart attempts sessions |
 adaptive: by_batch deviation down observations replayed rounds slots up widths |
 lossless: divergent first_divergence past_ties proving score_nats scored tied_at ties tokens | oracle_nats
   oracle_tokens prompt_nats rule_nats ruled_tokens scored_prompts
-grammar: accepted changed complete forbade illegal mixed rejected tokens unreadable |
+grammar: accepted begun changed complete ended_inside forbade illegal mixed rejected tokens unreadable |
 precision: beyond far_draws routed sampled_rms score_rms scored tied_at tied_share ties tokens worst_drawn worst_nats
   |
 finish: faults requests | abort length stop

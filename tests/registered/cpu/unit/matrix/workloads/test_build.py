@@ -29,7 +29,7 @@ def size(cell):
 
 def _is_own(cell, request):
     """Whether a request is one of the batch itself."""
-    extra = "dtfh" if cell.batch == "ramp" else "dtfhw"
+    extra = "bdtfh" if cell.batch == "ramp" else "bdtfhw"
     return request.name[0] not in extra and request.refused is None
 
 

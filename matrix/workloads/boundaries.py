@@ -1,0 +1,95 @@
+"""Requests whose grammar begins at a known place of a verify round, and one whose grammar ends inside a round.
+
+A request is free until its grammar begins, so that the oracle's text and rounds tell where that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from specmatrix.engine.core.config.asked import Resolved
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.workloads.grammars import Grammar, grammars
+from specmatrix.matrix.workloads.predicted import deepest_round
+from specmatrix.matrix.workloads.questions import questions, token_id
+from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.workloads.stored_oracle import oracle_of
+from specmatrix.matrix.zoo.gsm_mini import prompt_of
+from specmatrix.matrix.zoo.registry import eos_ids
+
+# Tokens of such a grammar, the longest marker before it, and what stands before an answer's number.
+ROOM: Final = 24
+MAX_MARKER: Final = 6
+BEFORE_NUMBER: Final = ("####", " ")
+# The kinds of grammars, in the order of `ends` in grammars.yaml.
+ENDS: Final = ("json", "regex", "ebnf", "tagged")
+
+
+def behind(marker: Sequence[int], output: Sequence[int]) -> int | None:
+    """Index of the first output token behind a marker, 0 without one; None if it does not occur."""
+    places = range(len(marker), len(output) + 1)
+    return next((at for at in places if [*output[at - len(marker) : at]] == [*marker]), None)
+
+
+def place_of(token: int, rounds: Sequence[int], deepest: int) -> int | None:
+    """How many drafts a round accepted before an output's token, and `deepest` - 1 for the last token of any round,
+    which is no draft; None for the output's first token, which belongs to no round."""
+    first = 1
+    for length in rounds:
+        if first <= token < first + length:
+            return token - first if token < first + length - 1 else deepest - 1
+        first += length
+    return None
+
+
+def due_places(cell: Cell, shape: Resolved) -> int:
+    """Places of a round's tokens behind which some grammar of a cell must begin; none is known for drafts of earlier
+    texts."""
+    late = cell.grammar == "tagged" and cell.algorithm != "none" and not cell.shares_rounds
+    return deepest_round(shape.num_steps, shape.topk, shape.num_draft_tokens) if late else 0
+
+
+def within_answers(cell: Cell, shape: Resolved, indices: Sequence[int], after: tuple[str, ...]) -> list[RequestSpec]:
+    """Greedy requests of these questions, sent after those named: one whose grammar ends at a draft, and one for each
+    place of `due_places`; none without the oracle's rounds. Under tight memory each runs alone."""
+    widths = shape.num_steps, shape.topk, shape.num_draft_tokens
+    oracle, eos, deepest = oracle_of(cell.target), eos_ids(cell.target), deepest_round(*widths)
+    rounds = None if oracle is None else oracle.rounds.get((cell.algorithm, *widths))
+    if oracle is None or rounds is None or cell.model == "llama_json":  # whose answers end with their grammar
+        return []
+    texts = oracle.continuations
+    number = tuple(map(token_id, BEFORE_NUMBER))
+    inside = (
+        (len(texts[at]), at)
+        for at in indices
+        if texts[at][-1] in eos
+        and behind(number, texts[at])
+        and place_of(len(texts[at]) - 1, rounds[at], deepest) != deepest - 1
+    )
+    size, at = min(inside)
+    asked: list[tuple[int, int, tuple[int, ...], Grammar]] = [
+        (at, size, number, grammars()["ends"][ENDS.index(cell.grammar)])
+    ]
+    for place in range(due_places(cell, shape)):
+        fresh = {*indices} - {one[0] for one in asked} or {*indices}
+        begins = (
+            (token, at, marker)
+            for at in fresh
+            for token in range(2, len(texts[at]) - 1)
+            if place_of(token, rounds[at], deepest) == place and (marker := _marker(texts[at], token))
+        )
+        token, at, marker = min(begins)
+        asked.append((at, token + ROOM, marker, grammars()["tagged"][place % 2]))
+    requests: list[RequestSpec] = []
+    for place, (at, limit, marker, grammar) in enumerate(asked):
+        name, prompt = f"b{place}", prompt_of(questions()[at][0])
+        requests.append(RequestSpec(name, prompt, limit, after=after, **grammar.fields, reasoning_end_ids=marker))
+        after = after if cell.memory == "ample" else (name,)
+    return requests
+
+
+def _marker(text: Sequence[int], token: int) -> tuple[int, ...]:
+    """The shortest run of tokens that ends at a token of the text and occurs nowhere before; () if it is long."""
+    runs = (tuple(text[token + 1 - size : token + 1]) for size in range(1, min(MAX_MARKER, token) + 1))
+    return next((run for run in runs if behind(run, text) == token + 1), ())
