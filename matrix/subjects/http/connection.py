@@ -24,6 +24,8 @@ POLL_SECONDS: Final = 0.2
 OUTPUT_TAIL: Final = 2000
 # Ends the server's process group once this process, which alone holds the other end of its standard input, is gone.
 GUARD: Final = 'exec 3<&0; "$@" 3<&- </dev/null & { read -r _ <&3; kill -KILL 0; } & wait %1'
+# Stands for the port in a command, and needs no quotes.
+PORT: Final = "@port@"
 REFUSED: Final = range(400, 500)
 KEYED: Final = (401, 403)
 
@@ -128,16 +130,23 @@ def _message(text: str) -> str:
 
 
 def launched(endpoint: Endpoint, flags: Mapping[str, Any], seconds: float) -> tuple[Connection, ChildProcess]:
-    """Start a server with these flags on a free port, and wait until it is healthy. ConfigError if it ends first or is
-    not healthy in time."""
+    """Start the server of --launch with these flags. ConfigError as `started`."""
     assert endpoint.launch is not None
+    text = endpoint.launch.replace(FLAGS, shlex.join([*flag_words(flags), "--host=127.0.0.1", f"--port={PORT}"]))
+    command = shlex.split(text.replace(SPEC_VERSION, spec_version(flags)))
+    return started(command, seconds, f"--launch {shown(endpoint.launch)}", endpoint.key)
+
+
+def started(
+    command: Sequence[str], seconds: float, name: str, key: str | None = None
+) -> tuple[Connection, ChildProcess]:
+    """Start a server, its command with PORT where the port goes, and wait until it is healthy. name: for messages.
+    ConfigError if it ends first or is not healthy in time."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    words = [*flag_words(flags), "--host=127.0.0.1", f"--port={port}"]
-    text = endpoint.launch.replace(FLAGS, shlex.join(words)).replace(SPEC_VERSION, spec_version(flags))
-    command = ["/bin/sh", "-c", GUARD, "sh", *shlex.split(text)]
-    process = ChildProcess(command, environment=users_environment())
-    connection, end = Connection(f"http://127.0.0.1:{port}", endpoint.key), monotonic() + seconds
+    words = [word.replace(PORT, f"{port}") for word in command]
+    process = ChildProcess(["/bin/sh", "-c", GUARD, "sh", *words], environment=users_environment())
+    connection, end = Connection(f"http://127.0.0.1:{port}", key), monotonic() + seconds
     while not connection.healthy():
         code = process.wait(POLL_SECONDS)
         if code is not None or monotonic() > end:
@@ -146,7 +155,7 @@ def launched(endpoint: Endpoint, flags: Mapping[str, Any], seconds: float) -> tu
             what = f"was not healthy within {seconds:g} s" if code is None else f"ended with status {code} at its start"
             said = process.output_end(OUTPUT_TAIL)
             printed = f"end of its output:\n{said}" if said else "it printed nothing"
-            raise ConfigError(f"the server of --launch {shown(endpoint.launch)} {what}; {printed}")
+            raise ConfigError(f"the server of {name} {what}; {printed}")
     return connection, process
 
 

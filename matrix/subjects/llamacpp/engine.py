@@ -1,0 +1,154 @@
+"""A server of llama.cpp, started for one command."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import Any, Final
+
+import httpx
+
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.subjects.environment import LLAMACPP
+from specmatrix.matrix.subjects.http.connection import OUTPUT_TAIL, PORT, RefusedAsk, ask_all, started
+from specmatrix.matrix.subjects.llamacpp.gguf import converted
+from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, RunningEngine, SubjectRequest
+from specmatrix.matrix.zoo.registry import resolve_path
+
+# One thread, float32 throughout, and no cache of prompts but each slot's own.
+ALWAYS: Final = (
+    *("--threads", "1", "--threads-batch", "1", "--threads-http", "64", "--flash-attn", "off"),
+    *("--cache-type-k", "f32", "--cache-type-v", "f32", "--cache-ram", "0", "--no-warmup"),
+)
+DRAFT: Final = ("--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32", "--spec-draft-threads", "1")
+# For a server that aborts to print where.
+END_SECONDS: Final = 2.0
+FINISH: Final = {"eos": "stop", "word": "stop", "limit": "length"}
+
+
+class LlamaCppEngine(RunningEngine):
+    """A server that is started here and ends with `close`."""
+
+    def __init__(self, command: EngineCommand, seconds: float) -> None:
+        self._command, self._model = command, converted(resolve_path(command.checkpoints["target"]))
+        self._counts: Counter[str] = Counter()
+        self._lock = Lock()
+        self._reported: dict[str, Any] = {}
+        with ExitStack() as stack:
+            # A server erases slots only if it may save them.
+            place = stack.enter_context(TemporaryDirectory())
+            self._server, self._process = started(self._words(f"{place}/"), seconds, "llama.cpp")
+            stack.callback(self._process.stop)
+            stack.callback(self._server.close)
+            found = self._server.get("/props")
+            context = found["default_generation_settings"]["n_ctx"]
+            self._check(model=found["model_path"], parallel=found["total_slots"], kv_unified_per_slot=context)
+            self._open = stack.pop_all()
+
+    def _words(self, place: str) -> list[str]:
+        """The server's command. place: where it may save slots."""
+        flags, checkpoints = self._command.flags, self._command.checkpoints
+        words = [LLAMACPP.server(), "--model", str(self._model), *ALWAYS, "--slot-save-path", place]
+        if "draft" in checkpoints:
+            reads = flags["spec-type"] != "draft-simple"
+            draft = converted(
+                resolve_path(checkpoints["draft"]), resolve_path(checkpoints["target"]) if reads else None
+            )
+            words += ["--spec-draft-model", str(draft), *DRAFT]
+        words += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        return [*words, "--host", "127.0.0.1", "--port", PORT]
+
+    @property
+    def resolved(self) -> Mapping[str, Any]:
+        """The shape of a draft. That of a lookup differs from round to round."""
+        flags = self._command.flags
+        if (depth := flags.get("spec-draft-n-max")) is None:
+            return {}
+        return {"num_steps": depth, "topk": 1, "num_draft_tokens": depth + 1}
+
+    def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
+        """Send all asks to empty slots, concurrently where they do not wait for each other."""
+        for slot in range(self._command.flags["parallel"]):
+            self._server.post(f"/slots/{slot}?action=erase", {})
+        try:
+            return ask_all(asks, self._send, lambda ask, answer: None)
+        except httpx.HTTPError as error:
+            self._process.wait(END_SECONDS)
+            said = self._process.output_end(OUTPUT_TAIL)
+            raise RuntimeError(f"llama.cpp's server failed: {error}; end of its output:\n{said}") from None
+
+    def readback(self) -> Mapping[str, Any]:
+        """What /props and the answers report of the command's flags."""
+        return self._reported
+
+    def _check(self, **reported: object) -> None:
+        """Keep what the server reports of the command's flags. ConfigError if it runs something else."""
+        for name, value in reported.items():
+            flag = name.replace("_", "-")
+            if value != (asked := str(self._model) if flag == "model" else self._command.flags[flag]):
+                raise ConfigError(f"llama.cpp's server runs {flag} {value}, not {asked}")
+            self._reported[flag] = value
+
+    def counters(self) -> Mapping[str, int]:
+        """spec.drafted and spec.accepted, summed over the answers."""
+        return dict(self._counts)
+
+    def close(self) -> None:
+        """End the server."""
+        self._open.close()
+
+    def _send(self, ask: SubjectRequest) -> Answer:
+        body = {**ask.fields, "prompt": list(ask.input_ids)}
+        try:
+            if body["stream"] or ask.abort_after is not None:
+                return self._streamed(ask, body)
+            found = self._server.post("/completion", body)
+        except RefusedAsk as refused:
+            return Answer(ask.id, ask.input_ids, (), "", "refused", None, 0, (), refusal=str(refused))
+        first, *further = [self._answer(ask, one) for one in (found if isinstance(found, list) else [found])]
+        return replace(first, further=tuple(further))
+
+    def _streamed(self, ask: SubjectRequest, body: Mapping[str, Any]) -> Answer:
+        """Read a stream to its end, or close the connection after the ask's number of tokens, which aborts it."""
+        tokens, text, pieces, times = list[int](), "", list[str](), dict[str, Any]()
+        for part in self._server.stream("/completion", {**body, "timings_per_token": True}):
+            times = part["timings"]
+            text += part["content"]
+            pieces.append(text)
+            if part["stop"]:
+                whole = {**part, "content": text, "tokens": tokens}
+                return self._answer(ask, whole, tuple(dict.fromkeys(pieces)) if body["stream"] else ())
+            tokens += part["tokens"]
+            if ask.abort_after is not None and len(tokens) >= ask.abort_after:
+                break
+        self._count(times)
+        return Answer(ask.id, ask.input_ids, tuple(tokens), text, "abort", None, 0, ())
+
+    def _answer(self, ask: SubjectRequest, found: Mapping[str, Any], pieces: tuple[str, ...] = ()) -> Answer:
+        # The list of drafters begins with "none".
+        self._check(spec_type=found["generation_settings"]["speculative.types"].removeprefix("none,"))
+        times, ids, kind = found["timings"], tuple(found["tokens"]), found["stop_type"]
+        self._count(times)
+        rows = found.get("completion_probabilities") or ()
+        return Answer(
+            ask.id,
+            ask.input_ids,
+            ids,
+            found["content"],
+            FINISH[kind],
+            {"word": found["stopping_word"], "eos": ids[-1] if ids else None}.get(kind),
+            int(times["cache_n"]),
+            (),
+            logprobs=tuple(row["logprob"] for row in rows),
+            top_logprobs=tuple(tuple((top["id"], top["logprob"]) for top in row["top_logprobs"]) for row in rows),
+            pieces=pieces,
+        )
+
+    def _count(self, times: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._counts["spec.drafted"] += times.get("draft_n", 0)
+            self._counts["spec.accepted"] += times.get("draft_n_accepted", 0)

