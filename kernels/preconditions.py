@@ -1,6 +1,6 @@
 """Argument checks of the public operations, and their error messages.
 
-On the hot path an operation compares shapes only; checks that read the data run with `checked=True`.
+On the hot path an operation compares shapes only.
 """
 
 from __future__ import annotations
@@ -38,12 +38,3 @@ def dense(op: str, **tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             raise KernelError(f"{op}: {name} is not contiguous along its last axis (strides {list(tensor.stride())})")
-
-
-def within(op: str, low: int, high: int, **tensors: Tensor) -> None:
-    """KernelError unless low <= every element < high. Reads the data, so for checked calls only."""
-    for name, tensor in tensors.items():
-        if tensor.numel() and not low <= int(tensor.min()) <= int(tensor.max()) < high:
-            raise KernelError(
-                f"{op}: {name} holds values from {int(tensor.min())} to {int(tensor.max())}, must be in [{low}, {high})"
-            )

@@ -48,19 +48,19 @@ def _attend(
     preconditions.contiguous("paged_attention", cache=cache)
     heads, head_dim = q.shape[2:]
     more = (value_dim, scale, sparse, start)
-    reads = plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic, True, *more)
+    reads = plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic, *more)
     return paged_attention(q, cache.view(-1, head_dim), reads)
 
 
 def _several(x: Tensor, weight: Tensor) -> Tensor:
     """[H * M, N], so that each result row is a row of one product."""
-    return matmul(x, weight, checked=True).flatten(0, 1)
+    return matmul(x, weight).flatten(0, 1)
 
 
 def _joined(*arguments: Tensor) -> Tensor:
     """fused_linear with the reference's arguments, which may end with those of a following norm."""
     next_norm = NextNorm(*arguments[9:12]) if len(arguments) == 12 else None
-    return fused_linear(*arguments[:3], Fusion(*arguments[3:9], next_norm), checked=True)
+    return fused_linear(*arguments[:3], Fusion(*arguments[3:9], next_norm))
 
 
 def _chained(
@@ -76,8 +76,8 @@ def _chained(
 ) -> Tensor:
     """Two launches, the second of which reads every output of the first."""
     preconditions.contiguous("fused_linear", behind=behind, last=last)
-    fused_linear(x, weight, out, Fusion(next_norm=NextNorm(scale, scaled, partial_sumsq)), checked=True)
-    return fused_linear(scaled, behind, last, Fusion(partial_sumsq, eps), checked=True)
+    fused_linear(x, weight, out, Fusion(next_norm=NextNorm(scale, scaled, partial_sumsq)))
+    return fused_linear(scaled, behind, last, Fusion(partial_sumsq, eps))
 
 
 def _kernel(
@@ -92,7 +92,7 @@ def _kernel(
     folder, own = operation.__module__, operation.__name__
     return Kernel(
         name or own,
-        fast or partial(operation, checked=True),
+        fast or operation,
         getattr(import_module(f"{folder}.reference"), reference or own),
         getattr(import_module(f"{folder}.cases"), cases),
         **more,

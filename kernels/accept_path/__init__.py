@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from specmatrix.errors import KernelError
@@ -13,7 +12,7 @@ from specmatrix.kernels.tree_layout import tree_layout
 
 
 def accept_path(
-    tokens: Tensor, parents: Tensor, emit: Tensor, depth: int, ancestors: Tensor | None = None, checked: bool = False
+    tokens: Tensor, parents: Tensor, emit: Tensor, depth: int, ancestors: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Sample-then-match verification of N nodes per request, node 0 the root.
 
@@ -23,21 +22,12 @@ def accept_path(
     ancestors bool [B, N, N] as returned by `tree_layout`, computed here if None.
     -> path int64 [B, depth + 1], accepted nodes in order, then their own column numbers (so that copying slots along
     the path leaves the rest in place); count int64 [B], accepted nodes including the root, 1..depth + 1.
-    KernelError on other shapes or depth; with `checked` also on invalid parents and on siblings with equal tokens.
+    KernelError on other shapes or depth.
     """
     if tokens.shape != parents.shape or emit.shape != parents.shape:
         raise preconditions.shape_error("accept_path", "emit", emit, tuple(parents.shape))
     if not 0 <= depth < tokens.shape[1]:
         raise KernelError(f"accept_path: depth must be between 0 and {tokens.shape[1] - 1}, got {depth}")
     if ancestors is None:
-        _, ancestors = tree_layout(parents, checked=checked)
-    if checked:
-        preconditions.dtype("accept_path", (torch.int64,), tokens=tokens, parents=parents, emit=emit)
-        _check_siblings(tokens, parents)
+        _, ancestors = tree_layout(parents)
     return select_backend(eager, tokens).accept_path(tokens, parents, emit, depth, ancestors)
-
-
-def _check_siblings(tokens: Tensor, parents: Tensor) -> None:
-    same = (tokens[:, :, None] == tokens[:, None]) & (parents[:, :, None] == parents[:, None])
-    if bool(same.triu(1).any()):
-        raise KernelError("accept_path: two children of one node have the same token; siblings must be distinct")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
@@ -10,16 +9,12 @@ from specmatrix.kernels.backend import select_backend
 from specmatrix.kernels.compact_kv import eager
 
 
-def compact_kv(data: Tensor, source: Tensor, target: Tensor, checked: bool = False) -> None:
+def compact_kv(data: Tensor, source: Tensor, target: Tensor) -> None:
     """data[:, target] = data[:, source], in place; all sources are read before any target is written.
 
     data [L, S, ...] contiguous; source and target int64 [M]. Targets are distinct, except that a slot may be copied to
-    itself more than once (padding). KernelError on other shapes; with `checked` also on dtype, range and layout.
+    itself more than once (padding). KernelError on other shapes.
     """
     if source.shape != target.shape or source.dim() != 1:
         raise preconditions.shape_error("compact_kv", "source", source, tuple(target.shape))
-    if checked:
-        preconditions.contiguous("compact_kv", data=data)
-        preconditions.dtype("compact_kv", (torch.int64,), source=source, target=target)
-        preconditions.within("compact_kv", 0, data.shape[1], source=source, target=target)
     select_backend(eager, data).compact_kv(data, source, target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
@@ -10,18 +9,16 @@ from specmatrix.kernels.backend import select_backend
 from specmatrix.kernels.expand_topk import eager
 
 
-def expand_topk(scores: Tensor, probs: Tensor, checked: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def expand_topk(scores: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Every beam proposes k children; the best k of all children are the next beams.
 
     scores float32 [B, K]: product of probabilities along each beam; probs float32 [B, K, k]: those of its k children.
     -> grown [B, K * k]: score of child `rank` of `beam` at beam * k + rank, beam score times probability;
     best [B, k]: the k largest scores, descending; chosen int64 [B, k]: their indices in grown (lower first on ties).
-    KernelError on other shapes; with `checked` also on dtype.
+    KernelError on other shapes.
     """
     if probs.dim() != 3 or probs.shape[1] == 0:
         raise preconditions.shape_error("expand_topk", "probs", probs, ("B", "K >= 1", "k"))
     if scores.shape != probs.shape[:2]:
         raise preconditions.shape_error("expand_topk", "scores", scores, tuple(probs.shape[:2]))
-    if checked:
-        preconditions.dtype("expand_topk", (torch.float32,), scores=scores, probs=probs)
     return select_backend(eager, scores).expand_topk(scores, probs)

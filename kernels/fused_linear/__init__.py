@@ -13,12 +13,12 @@ from specmatrix.kernels.fused_linear.eager import MAX_ROWS, NOTHING, PART, Fusio
 __all__ = ["MAX_ROWS", "NOTHING", "PART", "Fusion", "NextNorm", "fused_linear"]
 
 
-def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion = NOTHING, checked: bool = False) -> Tensor:
+def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion = NOTHING) -> Tensor:
     """x [M, K] @ weight [K, N] into `out` [M, N], M at most MAX_ROWS; returns out. Sums are float32, rounded once.
 
     An RMS norm is split between the projections before and after it, see `Fusion`.
 
-    x and out may have any row stride. KernelError on other shapes; with `checked` also on other dtypes.
+    x and out may have any row stride. KernelError on other shapes.
     """
     (rows, depth), columns = x.shape, out.shape[1]
     if rows > MAX_ROWS:
@@ -29,8 +29,6 @@ def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion = NOTHIN
     if weight.shape != (depth, wide):
         raise preconditions.shape_error("fused_linear", "weight", weight, (depth, wide))
     _fits(rows, columns, fusion)
-    if checked:
-        preconditions.dtype("fused_linear", (x.dtype,), weight=weight, out=out)
     return select_backend(eager, x).fused_linear(x, weight, out, fusion)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
@@ -22,7 +21,6 @@ def gated_delta(
     read: Tensor,
     write: Tensor,
     parents: Tensor | None = None,
-    checked: bool = False,
 ) -> Tensor:
     """N tokens per request, each after its parent's state -> float32 [B, N, Hv, Dv].
 
@@ -36,7 +34,7 @@ def gated_delta(
     windows [S, K - 1, C]: the last inputs of the convolution, and states float32 [S, Hv, Dk, Dv], by slot. read int64
     [B]: the slot that the first token continues; write int64 [B, N]: the slot that takes the state after each token;
     slot 0 is never written. parents int64 [B, N]: each token's parent, -1 for the first and then an earlier token whose
-    slot was written; None: the token before it. KernelError on other shapes; with `checked` also on dtypes and slots.
+    slot was written; None: the token before it. KernelError on other shapes.
     """
     batch, tokens, channels = u.shape
     slots, heads, key_dim, value_dim = states.shape
@@ -50,9 +48,5 @@ def gated_delta(
     for name, (tensor, shape) in wanted.items():
         if tensor.shape != shape:
             raise preconditions.shape_error("gated_delta", name, tensor, shape)
-    if checked:
-        preconditions.dtype("gated_delta", (torch.float32,), a_log=a_log, dt_bias=dt_bias, states=states)
-        preconditions.dtype("gated_delta", (u.dtype,), b=b, a=a, conv=conv, windows=windows)
-        preconditions.within("gated_delta", 0, slots, read=read, write=write)
     backend = select_backend(eager, u)
     return backend.gated_delta(u, b, a, conv, a_log, dt_bias, windows, states, read, write, parents)

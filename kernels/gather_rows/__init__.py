@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
@@ -12,31 +11,26 @@ from specmatrix.kernels.gather_rows import eager
 __all__ = ["gather", "scatter"]
 
 
-def gather(buffer: Tensor, rows: Tensor, checked: bool = False) -> Tensor:
+def gather(buffer: Tensor, rows: Tensor) -> Tensor:
     """buffer[rows] -> [B, ...]; buffer [R, ...] contiguous, rows int64 [B].
 
-    KernelError on other shapes; with `checked` also on the dtype and range of rows.
+    KernelError on other shapes.
     """
-    _check("gather", buffer, rows, checked)
+    _check("gather", buffer, rows)
     return select_backend(eager, buffer).gather(buffer, rows)
 
 
-def scatter(buffer: Tensor, rows: Tensor, values: Tensor, checked: bool = False) -> None:
+def scatter(buffer: Tensor, rows: Tensor, values: Tensor) -> None:
     """buffer[rows] = values, in place; values [B, ...] of buffer's dtype.
 
     Rows are distinct, except that a row may repeat with equal values (padding). KernelError as for `gather`.
     """
-    _check("scatter", buffer, rows, checked)
+    _check("scatter", buffer, rows)
     if values.shape != (*rows.shape, *buffer.shape[1:]):
         raise preconditions.shape_error("scatter", "values", values, (*rows.shape, *buffer.shape[1:]))
-    if checked:
-        preconditions.dtype("scatter", (buffer.dtype,), values=values)
     select_backend(eager, buffer).scatter(buffer, rows, values)
 
 
-def _check(op: str, buffer: Tensor, rows: Tensor, checked: bool) -> None:
+def _check(op: str, buffer: Tensor, rows: Tensor) -> None:
     if rows.dim() != 1:
         raise preconditions.shape_error(op, "rows", rows, ("B",))
-    if checked:
-        preconditions.dtype(op, (torch.int64,), rows=rows)
-        preconditions.within(op, 0, buffer.shape[0], rows=rows)

@@ -13,7 +13,7 @@ from specmatrix.kernels.matmul import eager
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def matmul(x: Tensor, weight: Tensor, out: Tensor | None = None, add: bool = False, checked: bool = False) -> Tensor:
+def matmul(x: Tensor, weight: Tensor, out: Tensor | None = None, add: bool = False) -> Tensor:
     """x [M, K] @ weight [K, N] -> [M, N] of x's dtype, into `out` if given; with `add`, out += x @ weight.
 
     Batched: x [H, M, K], weight [H, K, N] -> [H, M, N].
@@ -21,7 +21,7 @@ def matmul(x: Tensor, weight: Tensor, out: Tensor | None = None, add: bool = Fal
     weight is contiguous, or the transpose of a contiguous [N, K]; x and out may have any row stride. Sums are float32
     and rounded once, with `add` after the addition. On CUDA the summation order depends on K, N and the dtype alone, so
     a row has the same bits for every M and whatever the other rows.
-    KernelError on other shapes; with `checked` also on other dtypes.
+    KernelError on other shapes.
     """
     several = tuple(x.shape[:-2])
     if x.dim() not in (2, 3):
@@ -32,7 +32,4 @@ def matmul(x: Tensor, weight: Tensor, out: Tensor | None = None, add: bool = Fal
         raise preconditions.shape_error("matmul", "out", out, (*x.shape[:-1], weight.shape[-1]))
     if add and out is None:
         raise KernelError("matmul: add=True requires out")
-    if checked:
-        preconditions.dtype("matmul", DTYPES, x=x)
-        preconditions.dtype("matmul", (x.dtype,), weight=weight, out=x if out is None else out)
     return select_backend(eager, x).matmul(x, weight, out, add)

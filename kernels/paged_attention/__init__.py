@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from specmatrix.errors import KernelError
@@ -29,7 +28,6 @@ def plan_reads(
     kv_heads: int,
     head_dim: int,
     deterministic: bool = True,
-    checked: bool = False,
     value_dim: int | None = None,
     scale: float | None = None,
     sparse: bool = False,
@@ -46,7 +44,7 @@ def plan_reads(
     start int64 [B]: no query of request b attends past position start[b] + W - 1; a hint too.
     deterministic: a query's bits depend neither on the rest of the batch nor on masked keys (see eager.py; on a GPU,
     on those between keys that it sees where these lie in other blocks, see triton.py).
-    KernelError on other shapes; with `checked` also on other dtypes and on fully masked queries.
+    KernelError on other shapes.
     """
     batch, length = read_slots.shape
     if bias.dim() != 4 or bias.shape[::3] != (batch, length) or bias.shape[1] != 1:
@@ -57,10 +55,6 @@ def plan_reads(
         raise KernelError(f"paged_attention: value_dim must be between 1 and head_dim {head_dim}, got {value_dim}")
     if start is not None and start.shape != (batch,):
         raise preconditions.shape_error("paged_attention", "start", start, (batch,))
-    if checked:
-        preconditions.dtype("paged_attention", (torch.int64,), read_slots=read_slots)
-        if not bool((bias == 0).any(-1).all()):
-            raise KernelError("paged_attention: bias masks every key of a query; each query needs at least one 0")
     form = select_backend(eager, bias)
     return form.plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic, value_dim, scale, sparse, start)
 

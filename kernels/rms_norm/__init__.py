@@ -14,13 +14,12 @@ def rms_norm(
     weight: Tensor,
     eps: float,
     out: Tensor | None = None,
-    checked: bool = False,
 ) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight (arXiv 1910.07467) for each of G groups of a row -> [M, G * width].
 
     x [M, G * width] and out, of the same shape and dtype, may have any row stride, and out may be x; weight [G, width],
     with G = 1 for a norm of the whole row and G = number of heads for a norm per head. Sums are float32, in an order
-    that depends on the width alone. KernelError on other shapes; with `checked` also on other dtypes.
+    that depends on the width alone. KernelError on other shapes.
     """
     if weight.dim() != 2:
         raise preconditions.shape_error("rms_norm", "weight", weight, ("G", "width"))
@@ -28,6 +27,4 @@ def rms_norm(
         raise preconditions.shape_error("rms_norm", "x", x, ("M", weight.numel()))
     if out is not None and out.shape != x.shape:
         raise preconditions.shape_error("rms_norm", "out", out, tuple(x.shape))
-    if checked:
-        preconditions.dtype("rms_norm", (x.dtype,), weight=weight, out=x if out is None else out)
     return select_backend(eager, x).rms_norm(x, weight, eps, out)

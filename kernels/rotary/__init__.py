@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
@@ -10,18 +9,15 @@ from specmatrix.kernels.backend import select_backend
 from specmatrix.kernels.rotary import eager
 
 
-def rotary(rows: Tensor, rotation: Tensor, heads: int, checked: bool = False) -> None:
+def rotary(rows: Tensor, rotation: Tensor, heads: int) -> None:
     """Rotate the pairs of the first `heads` heads of each row, in place.
 
     rows [M, >= heads * d], the two elements of a pair adjacent; rotation complex64 [M, d / 2], the factor of each pair.
     Products are float32, rounded once to rows' dtype.
-    KernelError on other shapes; with `checked` also on other dtypes.
+    KernelError on other shapes.
     """
     if rows.dim() != 2 or rotation.dim() != 2 or rows.shape[1] < heads * 2 * rotation.shape[1]:
         raise preconditions.shape_error("rotary", "rows", rows, ("M", f">= {heads * 2 * rotation.shape[-1]}"))
     if rotation.shape[0] != rows.shape[0]:
         raise preconditions.shape_error("rotary", "rotation", rotation, (rows.shape[0], "d / 2"))
-    if checked:
-        preconditions.dtype("rotary", (torch.complex64,), rotation=rotation)
-        preconditions.dtype("rotary", (torch.float32, torch.bfloat16, torch.float16), rows=rows)
     select_backend(eager, rows).rotary(rows, rotation, heads)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from specmatrix.errors import KernelError
@@ -11,9 +10,7 @@ from specmatrix.kernels.backend import select_backend
 from specmatrix.kernels.select_tree import eager
 
 
-def select_tree(
-    scores: Tensor, parent_list: Tensor, nodes: int, topk: int, checked: bool = False
-) -> tuple[Tensor, Tensor]:
+def select_tree(scores: Tensor, parent_list: Tensor, nodes: int, topk: int) -> tuple[Tensor, Tensor]:
     """The nodes - 1 best candidates in ascending order, below a root.
 
     scores float32 [B, P]: candidates 0..k-1 are the root's children, k + (i-1) * k^2 + beam * k + rank the children of
@@ -23,7 +20,7 @@ def select_tree(
     parent is always selected.
     -> ids int64 [B, nodes - 1] ascending; parents int64 [B, nodes] in node numbers: node 0 is the root with parent -1,
     node n >= 1 is ids[:, n - 1].
-    KernelError on other shapes or too few candidates; with `checked` also on NaN scores.
+    KernelError on other shapes or too few candidates.
     """
     batch, pool = scores.shape
     if parent_list.shape[0] != batch or (parent_list.shape[1] - 1) * topk + topk < pool:
@@ -32,8 +29,4 @@ def select_tree(
         raise KernelError(
             f"select_tree: nodes must be between 2 and {pool + 1}, a root and {pool} candidates, got {nodes}"
         )
-    if checked:
-        preconditions.dtype("select_tree", (torch.int64,), parent_list=parent_list)
-        if bool(scores.isnan().any()):
-            raise KernelError("select_tree: scores contain NaN, which cannot be ranked")
     return select_backend(eager, scores).select_tree(scores, parent_list, nodes, topk)

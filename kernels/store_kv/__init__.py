@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
@@ -10,17 +9,12 @@ from specmatrix.kernels.backend import select_backend
 from specmatrix.kernels.store_kv import eager
 
 
-def store_kv(rows: Tensor, slots: Tensor, kv: Tensor, checked: bool = False) -> None:
+def store_kv(rows: Tensor, slots: Tensor, kv: Tensor) -> None:
     """rows[slots] = kv, in place.
 
     rows [S, C]: one layer of a KV pool, one slot per row. slots int64 [M]; of equal slots (padding) any one wins.
-    kv [M, C] of rows' dtype, may be a view. KernelError on other shapes; with `checked` also on dtype and range.
+    kv [M, C] of rows' dtype, may be a view. KernelError on other shapes.
     """
     if kv.shape != (slots.shape[0], rows.shape[1]):
         raise preconditions.shape_error("store_kv", "kv", kv, (slots.shape[0], rows.shape[1]))
-    if checked:
-        preconditions.contiguous("store_kv", rows=rows, slots=slots)
-        preconditions.dtype("store_kv", (torch.int64,), slots=slots)
-        preconditions.dtype("store_kv", (rows.dtype,), kv=kv)
-        preconditions.within("store_kv", 0, rows.shape[0], slots=slots)
     select_backend(eager, rows).store_kv(rows, slots, kv)
