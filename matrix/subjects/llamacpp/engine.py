@@ -116,6 +116,8 @@ class LlamaCppEngine(RunningEngine):
         """Read a stream to its end, or close the connection after the ask's number of tokens, which aborts it."""
         tokens, text, pieces, times = list[int](), "", list[str](), dict[str, Any]()
         for part in self._server.stream("/completion", {**body, "timings_per_token": True}):
+            if "error" in part:
+                raise RuntimeError(f"llama.cpp's server failed in a stream: {part['error']['message']}")
             times = part["timings"]
             text += part["content"]
             pieces.append(text)
