@@ -26,6 +26,8 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "spec_correct_drafts_histogram": ("spec_accept_histogram",),
     "total_retractions": ("num_retractions", "retraction_count"),
 }
+# The log-probability of a token that a mask forbids, as SGLang writes it from 0.5.13 on; 0.5.12 writes null.
+FORBIDDEN: Final = -3.4028234663852886e38
 RESOLVED: Final = dict(zip(RESOLVED_SHAPE, SHAPE, strict=True))
 
 
@@ -208,13 +210,13 @@ class SglangEngine(RunningEngine):
             reason.get("matched"),
             int(info.get("cached_tokens") or 0),
             (),
-            logprobs=tuple(value for value, *_ in scores) if scored else (),
-            top_logprobs=tuple(map(_pairs, info.get("output_top_logprobs") or ())),
+            logprobs=tuple(value for _, value in by_token(scores)) if scored else (),
+            top_logprobs=tuple(map(by_token, info.get("output_top_logprobs") or ())),
             meta_info=info,
             retractions=int(info.get("total_retractions") or 0),
             pieces=pieces,
             prompt_logprobs=tuple(value for value, *_ in prompt),
-            prompt_top_logprobs=tuple(map(_pairs, info.get("input_top_logprobs") or ())) or ((),) * len(prompt),
+            prompt_top_logprobs=tuple(map(by_token, info.get("input_top_logprobs") or ())) or ((),) * len(prompt),
         )
 
 
@@ -228,5 +230,6 @@ def canonical(info: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _pairs(top: Sequence[Sequence[Any]] | None) -> tuple[tuple[int, float], ...]:
-    return tuple((int(token), float(value)) for value, token, *_ in top or ())
+def by_token(scores: Sequence[Sequence[Any]] | None) -> tuple[tuple[int, float], ...]:
+    """(token, its log-probability in nats) of SGLang's (log-probability, token, text)."""
+    return tuple((int(token), FORBIDDEN if value is None else float(value)) for value, token, *_ in scores or ())
