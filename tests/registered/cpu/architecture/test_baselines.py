@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from specmatrix import HOME
+from specmatrix.matrix.run.waivers import load_waivers, waive
 from specmatrix.reports.compare import compare
-from specmatrix.reports.store import load
+from specmatrix.reports.store import Report, load
 from specmatrix.reports.summary import summarise
 
 FOLDER = HOME / "reports" / "baselines"
@@ -25,6 +26,36 @@ def test_a_baseline_is_a_green_run_of_its_tier_and_stage(path: Path):
     assert compare(report, report).verdict == "green"
     row = f"| `{path.name}` | {len(report)} cells, commit {report.header.commit[:7]}"
     assert row in (FOLDER / "README.md").read_text()
+
+
+V1_CHAIN, V2_CHAIN, NEXT_CHAIN = "0.5.12.post1-v1-chain", "0.5.12.post1-v2-chain", "0.5.13.post1-v2-chain"
+
+
+def sglang(name: str) -> Report:
+    """A stored report of SGLang's own servers."""
+    return load(FOLDER / "sglang" / f"{name}.jsonl.gz")
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "regressed"),
+    [(V1_CHAIN, V2_CHAIN, 11), (V2_CHAIN, NEXT_CHAIN, 0), ("0.5.12.post1-v1-tree", "0.5.13.post1-v2-tree", 12)],
+)
+def test_what_v2_changed_on_sglangs_own_servers_is_seen(base: str, head: str, regressed: int):
+    found = compare(sglang(base), sglang(head))
+    assert {state: n for state, n in found.counts.items() if n or state == "REGRESSED"} == {
+        "REGRESSED": regressed,
+        "SAME": 40 - regressed,
+    }
+    page = (HOME / "docs" / "incidents.md").read_text()
+    assert not regressed or f"{regressed} cells regressed" in page or f"{regressed} of 40 cells regressed" in page
+
+
+@pytest.mark.parametrize("path", sorted((FOLDER / "sglang").iterdir()), ids=lambda path: path.name)
+def test_each_red_cell_of_sglangs_own_servers_is_a_known_finding(path: Path):
+    rules, version = load_waivers(HOME / "examples" / "sglang-waivers.yaml"), path.name.partition("-")[0]
+    report = load(path)
+    red = [report[name] for name, line in report.lines.items() if line.state == "FAIL"]
+    assert red and all(waive(cell, rules, "sglang", version).waived for cell in red)
 
 
 def made(*words: str) -> list[str]:
