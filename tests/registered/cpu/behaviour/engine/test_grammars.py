@@ -14,6 +14,7 @@ from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.errors import EngineError
 from tests.support.engines import engine
+from tests.support.failing_steps import MOMENTS, at_rest, plant, start_engine
 from tests.support.grammars import decoded
 
 TEXT = "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:"
@@ -154,6 +155,48 @@ def test_a_sessions_turn_begins_a_grammar_anew():
     session = llm.open_session(10_000, streaming=True)
     texts = [llm.generate([text], params, SessionParams(session))[0].text for text in (TEXT, OTHER)]
     assert all(re.fullmatch(" The [a-z]+", text) for text in texts) and llm.counters["session.inherited"]
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_turn_that_replaces_a_running_one_begins_its_own_grammar(version):
+    llm = engine("EAGLE3", 1, spec_version=version, max_running_requests=1)
+    session = llm.open_session(10_000)
+    first = llm.add(TEXT, SamplingParams(max_new_tokens=30, regex=" [A-Z][a-z]+"), SessionParams(session))
+    while llm.step():
+        pass
+    replaced = llm.add(OTHER, SamplingParams(max_new_tokens=60, regex="[0-9 ]+"), SessionParams(session, first))
+    for _ in range(4):
+        llm.step()
+    anew = SamplingParams(max_new_tokens=30, regex=" The [a-z]+")
+    turn = llm.generate([OTHER], anew, SessionParams(session, first, replace=True))[0]
+    assert re.fullmatch(" The [a-z]+", turn.text) and llm.take(replaced).finish.reason == "abort"
+
+
+@pytest.mark.parametrize(("place", "version"), [each for each in MOMENTS if each[0] != "graph capture"])
+def test_a_step_that_is_run_again_masks_as_it_did(monkeypatch, place, version):
+    params = [SamplingParams(max_new_tokens=24, **given) for given in (*GRAMMARS.values(), {})]
+    whole = [out.output_ids for out in start_engine(version).generate([TEXT] * 5, params)]
+    llm = start_engine(version)
+    rids = [llm.add(TEXT, one) for one in params]
+    tokens = 0 if place == "admission of rows" else 6
+    failed = plant(monkeypatch, llm, place, RuntimeError("once"), victim=rids[0], times=1, tokens=tokens)
+    while llm.step():
+        pass
+    assert [llm.take(rid).output_ids for rid in rids] == whole and failed
+    at_rest(llm)
+
+
+def test_a_stop_token_ends_a_request_before_its_grammar_does():
+    llm = engine("EAGLE3", 1, spec_version="v2", enable_deterministic_inference=True)
+    params = SamplingParams(max_new_tokens=40, regex=LINES)
+    whole = llm.generate([TEXT], params)[0]
+    assert whole.finish.reason == "stop" and len({*whole.output_ids}) > 8
+    stops = list(dict.fromkeys(whole.output_ids))
+    for token, out in zip(
+        stops, llm.generate([TEXT] * len(stops), [replace(params, stop_token_ids=(t,)) for t in stops]), strict=True
+    ):
+        assert out.output_ids == whole.output_ids[: whole.output_ids.index(token) + 1]
+        assert (out.finish.reason, out.finish.matched) == ("stop", token)
 
 
 def test_completions_have_a_matcher_each_and_prefix_hits_and_stops_change_nothing(plain):
