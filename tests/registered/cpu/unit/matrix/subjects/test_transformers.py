@@ -291,5 +291,5 @@ def test_the_script_says_which_findings_were_reproduced(monkeypatch, capsys):
 
 
 def test_the_page_lists_every_finding():
-    page = (HOME / "docs" / "findings.md").read_text(encoding="utf-8").partition("\n## vLLM ")[0]
+    page = (HOME / "docs" / "findings.md").read_text(encoding="utf-8").partition("\n## llama.cpp ")[0]
     assert sorted(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)) == sorted(findings.FINDINGS)
