@@ -11,7 +11,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import MODELS, Cell
 from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, NO_BASELINE, Endpoint
-from specmatrix.matrix.subjects.http.launch_flags import START_RULES, biased, other_model, same
+from specmatrix.matrix.subjects.http.launch_flags import START_RULES, other_model, same
 from specmatrix.matrix.subjects.protocol import (
     Answer,
     Capability,
@@ -116,11 +116,6 @@ class OpenAISubject(Subject):
         if found := [cell for cell in every if not any(self._mismatches(cell))]:
             return found
         raise ConfigError(f"no cell has the server's configuration: {min(next(self._mismatches(c)) for c in every)}")
-
-    def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
-        """The matrix's requests; a bias bans the tokens of those with a grammar."""
-        found = super().requests(cell, seed)
-        return found if cell.grammar == "none" else [*map(biased, found)]
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Request bodies for the endpoint. A server without /server_info does not report its algorithm; the one that

@@ -11,7 +11,6 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, NO_BASELINE, Endpoint
 from specmatrix.matrix.subjects.http.launch_flags import (
-    biased,
     launch_flags,
     mismatches,
     running_start,
@@ -42,6 +41,8 @@ UNMASKED: Final = (
     "--grammar-backend llguidance"
 )
 UNTAGGED: Final = "llguidance compiles no structural tag of xgrammar's form; allowed: --grammar-backend xgrammar"
+# A bias after which no token is sampled.
+BANNED: Final = -100.0
 SUFFIX: Final = "SGLang has no suffix decoding"
 SIZED: Final = ("standalone", "eagle", "eagle3", "nextn")
 PAIRED: Final = ("lossless", "accuracy")
@@ -133,7 +134,7 @@ class SglangSubject(Subject):
         """The matrix's requests; where each has its own rule or stop, only those that SGLang's API supports. Without
         reasoning, which SGLang ends by a parser that knows models by name; a bias bans tokens."""
         own = cell.sampling == "rules" or cell.finish == "stops"
-        found = super().requests(cell, seed) if own else [*map(biased, super().requests(cell, seed))]
+        found = super().requests(cell, seed) if own else [*map(_sendable, super().requests(cell, seed))]
         sent = {one.name: one for one in found if not (own and any(_unread((one,))))}
         return [replace(one, after=tuple(name for name in one.after if name in sent)) for one in sent.values()]
 
@@ -172,6 +173,14 @@ class SglangSubject(Subject):
         if self.endpoint is None:
             raise ConfigError(f"subject {self.name!r} needs --url or --launch")
         return SglangEngine(self.endpoint, command, self.profile.start_seconds)
+
+
+def _sendable(request: RequestSpec) -> RequestSpec:
+    """The request without what SGLang's API lacks: see `SglangSubject.requests`."""
+    request, banned = replace(request, reasoning_end_ids=()), request.bad_words_ids
+    if request.logit_bias or any(len(word) > 1 for word in banned):
+        return request
+    return replace(request, bad_words_ids=(), logit_bias=tuple((token, BANNED) for (token,) in banned))
 
 
 def _rule(running: Mapping[str, Any]) -> AcceptanceRule:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.subjects.http.launch_flags import NO_V1, biased, mismatches, running_start, unjudged_sizes
-from specmatrix.matrix.subjects.http.openai import OpenAISubject
-from specmatrix.matrix.subjects.http.sglang import SglangSubject
-from specmatrix.matrix.subjects.protocol import Subject
-from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.subjects.http.launch_flags import NO_V1, mismatches, running_start, unjudged_sizes
 
 SERVER: dict[str, Any] = {
     "version": "0.5.13.post1",
@@ -107,19 +102,3 @@ def test_a_cell_needs_a_server_of_its_own_precision():
         assert list(mismatches(cell, SERVER | {"dtype": dtype})) == [f"the server runs dtype {dtype}, not float32"]
     unsaid = {name: value for name, value in SERVER.items() if name != "dtype"}
     assert list(mismatches(cell, unsaid)) == ["the server does not report dtype"]
-
-
-@pytest.mark.parametrize("subject", [OpenAISubject(), SglangSubject()], ids=lambda subject: subject.name)
-def test_bans_of_json_cells_are_biases_for_servers(subject: Subject):
-    cell = Cell.from_id("eagle3.mixed_lengths.json")
-    plain, sent = Subject.requests(subject, cell, 0), subject.requests(cell, 0)
-    assert any(one.bad_words_ids for one in plain) and not any(one.bad_words_ids for one in sent)
-    for one, other in zip(plain, sent, strict=True):
-        assert other.logit_bias == tuple((token, -100.0) for (token,) in one.bad_words_ids)
-
-
-def test_bans_that_no_bias_can_say_stay():
-    one = RequestSpec("a", "text", 4, bad_words_ids=((3, 4),), reasoning_end_ids=(7,))
-    assert biased(one).bad_words_ids == ((3, 4),) and not biased(one).reasoning_end_ids
-    other = replace(one, bad_words_ids=((3,),), logit_bias=((5, 1.0),))
-    assert (biased(other).bad_words_ids, biased(other).logit_bias) == (((3,),), ((5, 1.0),))
