@@ -32,7 +32,7 @@ run: .venv/.ready
 	@$(BIN)/specmatrix run --tier $(TIER) --stage $(STAGE) --workers $(WORKERS) --out $(OUT); status=$$?; \
 	if [ $$status -le 1 ]; then \
 		echo; echo "compared with $(BASELINE), for information only:"; \
-		$(BIN)/specmatrix compare $(BASELINE) $(OUT) || true; \
+		if [ -f $(BASELINE) ]; then $(BIN)/specmatrix compare $(BASELINE) $(OUT) || true; else echo "no such report is stored"; fi; \
 	fi; exit $$status
 
 test: .venv/.tested

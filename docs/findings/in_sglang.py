@@ -4,13 +4,14 @@
 
 Found with 0.5.12.post1 (v2) and 0.5.13.post1, EAGLE3. It needs Python alone, and any model that writes a few different
 tokens. Each finding prints what should come out, what does, and whether it was reproduced. Exit status: 0 if every one
-was, 1 if not.
+was, 1 if not, 2 without a server.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import urllib.error
 import urllib.request
 from typing import Any, Final
 
@@ -22,11 +23,14 @@ TRIES: Final = 12
 
 
 def ask(url: str, path: str, body: dict[str, Any]) -> Any:  # noqa: ANN401 - as the server answers
-    """The JSON answer to a POST, None without a body."""
+    """The JSON answer to a POST, None if it is other text."""
     data, kind = json.dumps(body).encode(), {"Content-Type": "application/json"}
     with urllib.request.urlopen(urllib.request.Request(url + path, data, kind), timeout=600) as answer:
         text = answer.read()
-    return json.loads(text) if text else None
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return None
 
 
 def generate(url: str, prompt: dict[str, Any], tokens: int, **sampling: object) -> dict[str, Any]:
@@ -68,17 +72,25 @@ def stop_string_within_a_round(url: str) -> bool:
     return False
 
 
-def main(url: str) -> int:
-    """Exit status: whether every finding was reproduced."""
-    missed = 0
+def main(words: list[str]) -> int:
+    """Exit status: see above."""
+    if len(words) != 1 or not words[0].startswith("http"):
+        print("give the URL of a running SGLang server, such as http://127.0.0.1:30000", file=sys.stderr)
+        return 2
+    missed, url = 0, words[0].rstrip("/")
+    try:
+        ask(url, "/flush_cache", {})
+    except urllib.error.URLError as error:
+        print(f"{url} cannot be used: {error}", file=sys.stderr)
+        return 2
     for finding in (session_behind_the_stop, stop_string_within_a_round):
         name = finding.__name__.replace("_", "-")
         print(name)
-        found = finding(url.rstrip("/"))
+        found = finding(url)
         print("  reproduced" if found else "  not reproduced")
         missed += not found
     return min(missed, 1)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1:]))
