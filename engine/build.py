@@ -133,6 +133,7 @@ def build(resolved: Resolved, facts: Facts, setup: EngineSetup) -> Loop[InFlight
         host_tokens=drafter.traits.reads_host,
         ragged=resolved.speculative_ragged_verify,
         topk=drafter.topk,
+        mixed=resolved.enable_mixed_chunk,
     )
     observers = [] if publish is None else [RankDigest(ledger, publish, counters)]
     return Loop(

@@ -98,6 +98,7 @@ class DeviceStep:
         device = batch.rows.device
         chunks = [_padded(row.tokens, batch.width) for row in plan.rows]
         tokens = integers(chain.from_iterable(chunks), device).view(len(chunks), batch.width)
+        tokens = torch.where(tokens < 0, batch.root, tokens)
         positions, _, bias = batch.causal(batch.width, self._dtype)
         kv = self.kv.begin(batch, bias, positions)
         hidden, aux = self.target.forward(tokens, positions, kv.attention, self.capture)

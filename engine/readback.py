@@ -37,6 +37,7 @@ def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, A
         "num_pages": groups[0].num_pages,
         "radix_cache": scheduler.cache.enabled,
         "chunked_prefill_size": scheduler.chunk,
+        "enable_mixed_chunk": scheduler.mixed,
         "max_running_requests": scheduler.max_running,
         "context_length": scheduler.context_length,
         "dtype": _name(pool.data.dtype),

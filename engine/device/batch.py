@@ -102,7 +102,8 @@ class StepBatch:
         start, root = relay.lengths_and_roots(rows)
         lengths = None
         if plan.prefill:
-            start = integers([r.start for r in plan.rows], device)
+            given = integers([r.start for r in plan.rows], device)
+            start = torch.where(given < 0, start, given)
             lengths = integers([r.width for r in plan.rows], device)
         width, padded_kv_len = plan.width, table.pad_kv_len(plan.bound)
         known = () if plan.prefill else tuple([HostTokens(r.rid, r.tokens, r.prompt) for r in plan.rows if r.tokens])

@@ -119,11 +119,15 @@ class ToyExecutor:
         return self.tables[0].read(row, 0, near) + self.tables[-1].read(row, near, length)
 
     def _prefill(self, row: PlanRow) -> list[int]:
-        self._store(row.row, row.start, row.tokens)
-        end = row.start + len(row.tokens)
-        bonus = next_token(self._history(row.row, end, row.start))
+        start, tokens = row.start, row.tokens
+        if start < 0:
+            start, last = self.relay[row.row]
+            tokens = (last,)
+        self._store(row.row, start, tokens)
+        end = start + len(tokens)
+        bonus = next_token(self._history(row.row, end, start))
         self.relay[row.row] = (end, bonus)
-        return [bonus] if row.last_chunk else []
+        return [] if row.following is not None else [bonus]
 
     def _round(self, row: PlanRow) -> list[int]:
         length, last = self.relay[row.row]
@@ -151,6 +155,7 @@ def toy_loop(
     key_span: int = 1,
     eos: Collection[int] = (),
     windows: Sequence[PageGroup] = (),
+    mixed: bool = False,
     slots: tuple[AdaptiveSlot, ...] | None = None,
 ) -> Loop[StepResult]:
     """A loop over the toy device that checks every law after every operation; with windows there is no prefix cache.
@@ -169,6 +174,7 @@ def toy_loop(
         overrun=(lag + 1) * steps.max_width,
         chunk=chunk,
         context_length=10_000,
+        mixed=mixed,
     )
     return Loop(
         scheduler,

@@ -89,6 +89,7 @@ class EngineConfig:
     swa_full_tokens_ratio: float = 1.0
     state_interval: int | Auto = AUTO
     chunked_prefill_size: int | Auto = AUTO
+    enable_mixed_chunk: bool = False
     max_total_tokens: int | Auto = AUTO
     max_running_requests: int | Auto = AUTO
     context_length: int | Auto = AUTO
@@ -317,6 +318,7 @@ class Resolved:
     num_draft_tokens: nodes per verified tree, root included (1 without a drafter).
     lag: launched steps whose results may be unread: 0 is spec v1, 1 is spec v2.
     chunked_prefill_size: tokens per prefill chunk, None for unchunked prefill.
+    enable_mixed_chunk: a prefill step also advances every running request by one token, without drafts.
     max_total_tokens: KV capacity in tokens, a multiple of the page size; num_pages: the same in pages (without the
     padding page).
     enable_deterministic_inference: a token's logits are bitwise independent of the other tokens in its step.
@@ -378,6 +380,7 @@ class Resolved:
     speculative_confidence_threshold: float = 0.0
     speculative_constrained_drafts: bool = False
     disable_grammar_tables: bool = False
+    enable_mixed_chunk: bool = False
     reasons: tuple[Reason, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
 

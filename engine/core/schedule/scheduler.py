@@ -30,6 +30,7 @@ class Scheduler:
     chunk: tokens of one prefill step.
     host_tokens: verify rounds carry each row's tokens, for a drafter that reads them on the host.
     ragged: a row verifies no more nodes than what is left of its length can emit. topk: maximum children of a node.
+    mixed: prefill steps also advance every running request by one token, without drafts.
     """
 
     ledger: Ledger
@@ -44,6 +45,7 @@ class Scheduler:
     host_tokens: bool = False
     ragged: bool = False
     topk: int = 1
+    mixed: bool = False
 
     def __post_init__(self) -> None:
         self.width = self.steps.max_width
@@ -71,10 +73,10 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, with its positions reserved and launched in the ledger; None if nothing can run."""
+        running = [request for request in self.active if request.decoding] if self.mixed else []
         rows = self._prefill_rows()
         prefill = bool(rows)
-        if not rows:
-            rows = self._decode_rows()
+        rows += self._plain_rows(running, rows[0].rid) if prefill else self._decode_rows()
         if not rows:
             return None
         self.counters.hit("prefill.step" if prefill else "decode.round")
@@ -253,6 +255,20 @@ class Scheduler:
     def _take(self, request: Request, budget: int) -> int:
         """Tokens of the request's next chunk."""
         return min(budget, self.ledger.chunk_end(request.prefilled, request.prefill_target) - request.prefilled)
+
+    def _plain_rows(self, running: Sequence[Request], first: int) -> list[PlanRow]:
+        """Advance running requests by one token in a prefill step whose first request is `first`; no other request is
+        retracted for it."""
+        rows = []
+        for request in running:
+            joins = not self.isolated or self._joins(request, first)
+            # A chunk may have retracted it.
+            if joins and request.decoding and self._verified(request, 1) and self.admission.reclaim(request, 1):
+                added = self.ledger.reserve(request.account, 1)
+                rows.append(self._round_row(request, added, 1)._replace(start=-1, tokens=(-1,)))
+        self.counters.hit("mixed.step", bool(rows))
+        self.counters.hit("mixed.token", len(rows))
+        return rows
 
     def _decode_rows(self) -> list[PlanRow]:
         """Reserve for the widest round, whatever the next depth is; then set the width by batch size. A request that

@@ -18,9 +18,10 @@ class PlanRow(NamedTuple):
     `account` is the ledger account; its current `generation` is the writer in this step's stamps.
     At most `width` positions are written after everything in flight. `bound` is the host's upper bound on the KV length
     after the step; the true length is in the relay. For a prefill chunk `start` is exact, `tokens` are its tokens and
-    `following` is the prompt token after it (None: the chunk is the last, and the sampled token follows). For a verify
-    round `tokens` are all the row's tokens if the drafter reads them on the host, else empty; the first `prompt` ones
-    are its prompt.
+    `following` is the prompt token after it (None: the chunk is the last, and the sampled token follows). A running
+    request in a prefill step is a chunk of its last token, which only the relay has: `start` and the token are -1. For
+    a verify round `tokens` are all the row's tokens if the drafter reads them on the host, else empty; the first
+    `prompt` ones are its prompt.
     """
 
     rid: int
@@ -43,12 +44,12 @@ class PlanRow(NamedTuple):
     @property
     def last_chunk(self) -> bool:
         """Whether a prefill chunk is its prompt's last."""
-        return self.following is None
+        return self.following is None and self.start >= 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One launch: a prefill step or a verify round.
+    """One launch: a prefill step, which may also advance running requests by one token, or a verify round.
 
     nodes: of each tree of a round, 0 for a prefill step. A row's width may be less: its last nodes are not verified.
     """

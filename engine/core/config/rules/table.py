@@ -13,6 +13,7 @@ from specmatrix.engine.core.config.rules.devices import GRAPHING, SPLITTING
 from specmatrix.engine.core.config.rules.draft import DRAFTING, LAYERING, PAIRING, SHAPES
 from specmatrix.engine.core.config.rules.ngram import NGRAM_RULES, TOPK_IS_BREADTH
 from specmatrix.engine.core.config.rules.suffix import SUFFIX_RULES
+from specmatrix.engine.core.draft.algorithms import ALGORITHMS
 
 MAX_PAGE: Final = 256
 MAX_SEED: Final = 2**63 - 1
@@ -75,6 +76,15 @@ RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(
+        name="mixed-unsupported",
+        why="a drafter that reads tokens on the host has no draft state that a step of prompts could extend",
+        broken=lambda s: s.asked.enable_mixed_chunk and s.traits.reads_host,
+        message=lambda s: (
+            f"enable_mixed_chunk cannot run with {s.traits.name}, which reads tokens on the host; remove it or use one "
+            f"of {', '.join(t.name for t in ALGORITHMS if not t.reads_host)}"
+        ),
+    ),
+    Rule(
         name="max-running-requests-range",
         why="an engine must be able to run at least one request",
         broken=lambda s: isinstance(s.asked.max_running_requests, int) and s.asked.max_running_requests < 1,
@@ -105,6 +115,14 @@ RULES: Final[tuple[Rule, ...]] = (
     *GRAPHING,
     *SHAPES,
     TOPK_IS_BREADTH,
+    Rule(
+        name="mixed-of-whole-prompts",
+        field="enable_mixed_chunk",
+        why="only steps that read chunks are mixed",
+        broken=lambda s: s.asked.enable_mixed_chunk and s.asked.chunked_prefill_size == -1,
+        message=lambda s: "chunked_prefill_size -1 reads each prompt whole, and only steps that read chunks are mixed",
+        got=lambda s: False,
+    ),
     Rule(
         name="interval-of-no-state",
         why="only recurrent states have checkpoints",

@@ -84,15 +84,17 @@ class Failing:
     extra=st.integers(0, 20),
     chunk=st.sampled_from([None, 3]),
     window=st.sampled_from([None, 4]),
+    mixed=st.booleans(),
     failures=st.dictionaries(
         st.integers(1, 60), st.tuples(st.sampled_from([RuntimeError, KeyboardInterrupt]), st.booleans()), max_size=6
     ),
 )
-def test_failed_and_interrupted_steps_change_no_token(jobs, lag, page_size, width, extra, chunk, window, failures):
+def test_failed_and_interrupted_steps_change_no_token(jobs, lag, page_size, width, extra, chunk, window, mixed, failures):
     longest = max(len(p) + n for p, n, _, _ in jobs) + (lag + 1) * width
     windows = windows_of(window, page_size, longest, (lag + 1) * max(width, chunk or longest))
     pages = -(-longest // page_size) + extra
-    loop = toy_loop(lag=lag, page_size=page_size, pages=pages, width=width, rows=4, chunk=chunk, windows=windows)
+    sizes = {"page_size": page_size, "pages": pages, "width": width, "rows": 4, "chunk": chunk, "windows": windows}
+    loop = toy_loop(lag=lag, mixed=mixed, **sizes)
     loop.executor = Failing(loop.executor, failures)
     requests = [
         request(i, prompt, SamplingParams(max_new_tokens=new, stop=stop))

@@ -92,6 +92,11 @@ REFUSED = [
     ("layers-in-a-chain", layered(2, 2), "speculative_eagle_topk 2 is a tree, but enable_multi", facts(LAYERS)),
     ("page-size-range", EngineConfig("m", page_size=0), "page_size must be between 1 and 256 tokens, got"),
     ("chunked-prefill-size-range", EngineConfig("m", chunked_prefill_size=0), "chunked_prefill_size must be at least"),
+    (
+        "mixed-unsupported",
+        ngram(enable_mixed_chunk=True),
+        "enable_mixed_chunk cannot run with NGRAM, which reads tokens on the host; remove it or use one of NONE, EAGLE",
+    ),
     ("max-running-requests-range", EngineConfig("m", max_running_requests=0), "max_running_requests must be at least"),
     ("context-length-range", EngineConfig("m", context_length=1025), "context_length must be between 2"),
     (
@@ -162,6 +167,13 @@ REWRITTEN = [
         "the flat format has no batch sizes, so it defines one slot for all of them",
     ),
     ("graphs-impossible", EngineConfig("m", cuda_graph_max_bs=8), 8, 0, "CUDA graphs need a GPU, so rounds run"),
+    (
+        "mixed-of-whole-prompts",
+        eagle3(enable_mixed_chunk=True, chunked_prefill_size=-1),
+        True,
+        False,
+        "chunked_prefill_size -1 reads each prompt whole",
+    ),
     ("whole-pages", eagle3(max_total_tokens=100, page_size=16), 100, 96, "KV memory is allocated in pages of 16"),
 ]
 
