@@ -145,6 +145,7 @@ LEFT_OUT: Final = frozenset(
         "enable_streaming_session",
         "disable_grammar_tables",
         "speculative_constrained_drafts",
+        "enable_mixed_chunk",
         "cuda_graph_max_bs",
         "cuda_graph_max_gb",
     }
