@@ -6,7 +6,7 @@ import pytest
 
 from specmatrix.engine.core.observe.step_counter import RowOutcome
 from specmatrix.engine.core.schedule.request import SamplingParams
-from tests.support.engines import RUNS, TARGETS, engine
+from tests.support.engines import RUNS, engine
 
 QUESTIONS = (
     "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:",
@@ -40,9 +40,9 @@ class Rows:
                 kind[request.rid] = kind.get(request.rid, 0) + count
 
 
-def served(algorithm, topk, mixed, **more):
+def served(algorithm, topk, mixed, version):
     """Two requests that decode while long prompts arrive, and those."""
-    llm = engine(algorithm, topk, enable_mixed_chunk=mixed, **SHAPE, **more)
+    llm = engine(algorithm, topk, enable_mixed_chunk=mixed, spec_version=version, **SHAPE)
     seen = Rows(llm)
     ids = [llm.add(llm.tokenizer.encode(text), one) for text, one in zip(QUESTIONS, PARAMS, strict=False)]
     while not all(llm.request(rid).output for rid in ids):
@@ -56,9 +56,11 @@ def served(algorithm, topk, mixed, **more):
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize(("algorithm", "topk"), MIXING)
 def test_texts_and_log_probabilities_are_those_without_mixed_steps(algorithm, topk, version):
-    (_, idle, alone), (llm, seen, mixed) = (served(algorithm, topk, on, spec_version=version) for on in (False, True))
+    (_, idle, alone), (llm, seen, mixed) = (served(algorithm, topk, on, version) for on in (False, True))
     assert [one.output_ids for one in mixed] == [one.output_ids for one in alone]
     for one, other in zip(mixed, alone, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
         assert one.prompt_logprobs == pytest.approx(other.prompt_logprobs, abs=1e-4)
     assert not idle.plain and min(seen.plain.values()) >= 3
+    assert llm.counters["mixed.token"] >= sum(seen.plain.values()) > llm.counters["mixed.step"]
+    assert [sum(one.accept_lengths) for one in mixed] == [seen.rounds.get(rid, 0) for rid in range(1, 5)]
