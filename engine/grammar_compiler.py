@@ -1,16 +1,22 @@
-"""Compiles grammars with xgrammar, in a process of its own with limits on time and memory, and keeps recent ones."""
+"""Compiles grammars with xgrammar, each in a process with limits on time and memory, and keeps recent ones."""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import warnings
 import weakref
 from collections import OrderedDict
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import lru_cache
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from specmatrix.child_process import ChildProcess, start
 from specmatrix.engine.core.schedule.grammar import Constraint
@@ -24,6 +30,7 @@ from specmatrix.extras import require
 LIMITS: Final = (2.0, 512 * 2**20)
 SECONDS: Final = 20.0
 START_SECONDS: Final = 120.0
+READY: Final = ("ready", None)
 # Recently used grammars, and refusals, that are kept.
 KEPT: Final = 256
 TOKENIZERS: Final = 4
@@ -47,7 +54,7 @@ class GrammarCompiler:
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:
         """The compiled grammar. RequestError if xgrammar refuses it or its limits do not suffice; ConfigError without
-        the extra `grammar`. Takes no time for a live grammar; others wait for each other."""
+        the extra `grammar`. Takes no time for a live grammar; others do not wait for each other."""
         if (live := self.live.get(constraint)) is not None:
             return live
         require("xgrammar")
@@ -61,8 +68,10 @@ class GrammarCompiler:
 
 
 class CompilerProcess:
-    """A process that compiles for one tokenizer, and its recent grammars. It ends with this process, or when a limit is
-    hit; then the next grammar starts another. Safe to call from several threads.
+    """A process whose forks compile for one tokenizer, and its recent grammars. Safe to call from several threads.
+
+    Each grammar has a fork of its own, so that a slow one is in front of no other and ends alone when it hits a limit.
+    The process ends with this one; if something kills it, the next grammar starts another.
 
     tokenizer: the text of tokenizer.json. eos_ids: the tokens that end a text. vocab_size: the model's, whose tokens
     beyond the tokenizer's are never allowed, as special tokens are not. limits: of one grammar, in seconds of CPU time
@@ -91,104 +100,125 @@ class CompilerProcess:
         )
         self._limits = limits
         self._running: tuple[ChildProcess, Connection[Any, Any]] | None = None
-        self._recent: OrderedDict[Constraint, CompiledGrammar | str] = OrderedDict()
-        self._lock = Lock()
+        self._recent: OrderedDict[Constraint, Future[CompiledGrammar | str]] = OrderedDict()
+        self._lock, self._starting = Lock(), Lock()
 
     def compile(self, constraint: Constraint) -> CompiledGrammar | str:
-        """The compiled grammar, or why there is none."""
+        """The compiled grammar, or why there is none. EngineError if its process is killed."""
         with self._lock:
-            if constraint not in self._recent:
-                self._recent[constraint] = self._compile(constraint)
+            new = constraint not in self._recent
+            found = self._recent.setdefault(constraint, Future())
             self._recent.move_to_end(constraint)
             while len(self._recent) > KEPT:
                 self._recent.popitem(last=False)
-            return self._recent[constraint]
+        if new:
+            try:
+                found.set_result(self._compile(constraint))
+            except BaseException as error:
+                with self._lock:
+                    self._recent.pop(constraint, None)
+                found.set_exception(error)
+                raise
+        return found.result()
 
     def _compile(self, constraint: Constraint) -> CompiledGrammar | str:
-        try:
-            if self._running is not None and self._running[0].wait(0) is not None:
-                self._stop()  # it was killed between two grammars
-            if self._running is None:
-                self._start()
-            assert self._running is not None
-            self._running[1].send(constraint)
-            kind, answer = self._received(SECONDS) or ("refused", self._limit())
-            found = self._received(SECONDS) if kind == "done" else (None,)
-        except BaseException:
-            self._stop()
-            raise
-        if found is None:
-            self._stop()
-        if kind != "done":
-            return str(answer)
-        grammar = self._library.CompiledGrammar.deserialize_json(answer, self._tokens)
-        return CompiledGrammar(grammar, found and found[0])
-
-    def _received(self, seconds: float) -> Any:  # noqa: ANN401 - as `serve` sends it
-        """The process's next message; None if it ends before, or sends none in time."""
-        assert self._running is not None
-        try:
-            return self._running[1].recv() if self._running[1].poll(seconds) else None
-        except (EOFError, OSError):
-            return None
-
-    def _limit(self) -> str:
-        """The limit that the process hit. EngineError if something else killed it."""
-        assert self._running is not None
         seconds, memory = self._limits
-        status = self._running[0].wait(1.0)
-        if status in (-signal.SIGKILL, -signal.SIGTERM):
-            raise EngineError(f"the process that compiles grammars was killed by signal {-status}; ask again")
-        self._stop()
-        late = {None: SECONDS, -signal.SIGPROF: seconds}.get(status)
-        return TOO_LARGE.format(memory / 2**20) if late is None else f"it took more than {late:g} s"
+        with self._fork() as connection:
+            with suppress(OSError):  # it has ended, as the next message says
+                connection.send(constraint)
+            kind, answer = _received(connection, SECONDS)
+            then, table = _received(connection, SECONDS) if kind == "done" else (kind, None)
+        if kind == "done":
+            grammar = self._library.CompiledGrammar.deserialize_json(answer, self._tokens)
+            return CompiledGrammar(grammar, table if then == "table" else None)
+        if kind == "ended" and answer != -signal.SIGPROF:
+            raise EngineError(f"the process that compiles the grammar ended with status {answer}; ask again")
+        if kind == "refused":
+            return TOO_LARGE.format(memory / 2**20) if answer is None else str(answer)
+        return f"it took more than {SECONDS if kind == 'late' else seconds:g} s"
 
-    def _start(self) -> None:
-        """Start the process. EngineError if it does not."""
-        process, _ = self._running = start(serve, self._tokens.serialize_json(), *self._limits)
+    def _fork(self) -> Connection[Any, Any]:
+        """A connection to a new fork. EngineError if the process does not start."""
+        ours, theirs = Pipe()
+        with self._starting, theirs:
+            if self._running is not None and self._running[0].wait(0) is not None:
+                self._running[1].close()
+                self._running = None
+            process, connection = self._running = self._running or self._start()
+            send_handle(connection, theirs.fileno(), process.pid)
+        return ours
+
+    def _start(self) -> tuple[ChildProcess, Connection[Any, Any]]:
+        process, connection = start(serve, self._tokens.serialize_json(), *self._limits)
         weakref.finalize(self, process.stop)
-        if not self._received(START_SECONDS):
-            process.kill()
-            raise EngineError(f"the process that compiles grammars does not start: {process.output_end(2000)}")
-
-    def _stop(self) -> None:
-        if self._running is not None:
-            process, connection = self._running
-            self._running = None
-            connection.close()
+        if _received(connection, START_SECONDS) != READY:
             process.stop()
+            raise EngineError(f"the process that compiles grammars does not start: {process.output_end(2000)}")
+        return process, connection
+
+
+def _received(connection: Connection[Any, Any], seconds: float) -> tuple[str, Any]:
+    """The next message: ("late", None) if none comes in time, ("ended", status) if the sender has ended."""
+    try:
+        found: tuple[str, Any] = connection.recv() if connection.poll(seconds) else ("late", None)
+    except (EOFError, OSError):
+        return "ended", -signal.SIGKILL
+    return found
 
 
 _process = lru_cache(TOKENIZERS)(CompilerProcess)
 
 
 def serve(tokens: str, seconds: float, memory: int, connection: Connection[Any, Any]) -> None:
-    """What the process runs. tokens: a serialised xgrammar.TokenizerInfo. connection: receives each constraint and
-    sends ("done", serialised grammar) and then (its TokenTable or None,), or ("refused", why)."""
-    import resource
-
+    """What the process runs. tokens: a serialised xgrammar.TokenizerInfo. connection: receives connections, each for a
+    constraint, which is answered by a fork."""
     import xgrammar
 
     info = xgrammar.TokenizerInfo.deserialize_json(tokens)
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
     compiler.compile_regex("a")
+    # The other thread only waits for the end of the standard input.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    connection.send(READY)
+    while True:
+        with Connection(recv_handle(connection)) as asked:
+            if os.fork() == 0:
+                _serve_one(compiler, info, (seconds, memory), asked)
+
+
+def _serve_one(compiler: Any, info: Any, limits: tuple[float, int], connection: Connection[Any, Any]) -> NoReturn:  # noqa: ANN401
+    """Compile one grammar in a fork with the limits, and tell its status if that has not answered."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if (pid := os.fork()) == 0:
+        try:
+            _answer(compiler, info, limits, connection)
+        finally:
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with suppress(OSError):  # the other end was closed after the answer
+        connection.send(("ended", status))
+    os._exit(0)
+
+
+def _answer(compiler: Any, info: Any, limits: tuple[float, int], connection: Connection[Any, Any]) -> None:  # noqa: ANN401
+    """Receive a constraint and send ("done", serialised grammar), then ("table", its TokenTable or None); or
+    ("refused", why), None if the memory did not suffice."""
+    import resource
+
+    seconds, memory = limits
+    kind, text = connection.recv()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + memory, resource.RLIM_INFINITY))
-    connection.send(True)
-    while True:
-        kind, text = connection.recv()
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        try:
-            compiled = getattr(compiler, COMPILE.get(kind, f"compile_{kind}"))(text)
-            answer = "done", str(compiled.serialize_json())
-        except Exception as error:
-            full = isinstance(error, MemoryError) or "bad_alloc" in str(error)
-            answer = "refused", TOO_LARGE.format(memory / 2**20) if full else text_of(PLACE.sub("", str(error)))
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        connection.send(answer)
-        if answer[0] == "done":
-            signal.setitimer(signal.ITIMER_PROF, seconds)
-            table = token_table(compiled, info)
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            connection.send((table,))
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        compiled = getattr(compiler, COMPILE.get(kind, f"compile_{kind}"))(text)
+        answer = str(compiled.serialize_json())
+    except Exception as error:
+        full = isinstance(error, MemoryError) or "bad_alloc" in str(error)
+        connection.send(("refused", None if full else text_of(PLACE.sub("", str(error)))))
+        return
+    connection.send(("done", answer))
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    connection.send(("table", token_table(compiled, info)))

@@ -30,7 +30,7 @@ log = logging.getLogger("specmatrix.server")
 IDLE_SECONDS: Final = 1.0
 # Each open session keeps its tokens, so their number is limited.
 MAX_SESSIONS: Final = 1024
-_COMPILER: Final = ThreadPoolExecutor(1, "grammar")
+_COMPILERS: Final = ThreadPoolExecutor(limits.GRAMMARS, "grammar")
 Result = TypeVar("Result")
 
 
@@ -225,13 +225,13 @@ class EngineThread:
             raise
 
     async def _with_grammar(self, asked: Submission) -> Submission:
-        """Compile the request's grammar, if any, in a thread of its own: a slow one delays new grammars only."""
+        """Compile the request's grammar, if any, in another thread."""
         params, llm = asked.params, self._llm
         if params.constraint is None:
             return asked
         found: object = llm.grammars.live.get(params.constraint)
         if found is None:
-            found = await asyncio.get_running_loop().run_in_executor(_COMPILER, llm.compiled, params)
+            found = await asyncio.get_running_loop().run_in_executor(_COMPILERS, llm.compiled, params)
         return replace(asked, grammar=found)
 
     def _abandon(self, added: asyncio.Future[list[Ticket]]) -> None:
