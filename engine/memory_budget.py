@@ -92,8 +92,10 @@ def needs(resolved: Resolved, models: Sequence[Model], ranks: int) -> list[Need]
         states = (1 + r.states + rows * r.max_draft_tokens) * each
     drafted = size * sum(draft.layers * draft.config.kept_numbers() for draft in drafts)
     carried = size * sum(max(draft.layers, 1) * draft.config.hidden_size for draft in drafts)
-    if r.speculative_acceptance != "match" and drafts:  # what the next drafts are drawn from
-        carried += 4 * target.config.vocab_size * (r.num_steps if r.enable_multi_layer_eagle else 1)
+    chosen_late = r.parallel_drafting and r.speculative_constrained_drafts
+    if drafts and (r.speculative_acceptance != "match" or chosen_late):  # what the next drafts are drawn from
+        together = r.parallel_drafting or r.enable_multi_layer_eagle
+        carried += 4 * target.config.vocab_size * (r.max_steps if together else 1)
     spare = padded(r.max_running_requests) * max(r.max_steps * r.topk, r.max_draft_tokens)
     tables = 8 * r.positions * (1 + (windowed > 0)) * (1 + r.kv_stamps)
     full = (r.num_pages + 1) * page * ((target.layers - windowed - recurrent) * row + drafted + 8 * r.kv_stamps)

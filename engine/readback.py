@@ -44,6 +44,7 @@ def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, A
         "device": pool.data.device.type,
         "enable_streaming_session": sessions.streaming,
         "enable_multi_layer_eagle": getattr(drafter, "layer_per_step", False),
+        "parallel_drafting": getattr(drafter, "parallel", False),
         "ngram": _options(drafter, NgramOptions),
         "suffix": _options(drafter, SuffixOptions),
         "strict_memory": loop.strict_memory,

@@ -69,6 +69,34 @@ class StepAttention:
         return paged_attention(q, self._pool.heads[layer], self._reads)
 
 
+def step_and_masks(
+    pool: KVPool, write_slots: Tensor, read_slots: Tensor, bias: Tensor, prefix_bias: Tensor, masks: int
+) -> StepAttention:
+    """Attention for a step's tokens, as of `StepAttention`, and for `masks` tokens behind them, in spare slots.
+
+    prefix_bias [B, 1, 1, T]: what all masks of a request see of read_slots; each also sees those up to itself.
+    LedgerError if the pool has fewer spare slots.
+    """
+    batch, length = read_slots.shape
+    own = spare_slots(pool, batch, masks)
+    hidden = -(length + masks) % ALIGNED if on_triton(pool.data) else 0
+    seen = torch.ones(masks, masks, dtype=torch.bool, device=bias.device).tril()
+    among = bias.new_zeros(masks, masks).masked_fill_(~seen, float("-inf")).expand(batch, 1, -1, -1)
+    tokens = pad(bias, (0, masks), value=float("-inf"))
+    whole = torch.cat((tokens, torch.cat((prefix_bias.expand(-1, -1, masks, -1), among), 3)), 2)
+    slots = pad(torch.cat((read_slots, own), 1), (0, hidden))
+    return StepAttention(pool, torch.cat((write_slots, own), 1), slots, pad(whole, (0, hidden), value=float("-inf")))
+
+
+def spare_slots(pool: KVPool, batch: int, capacity: int) -> Tensor:
+    """Slots [B, capacity] of a pool that belong to no page. LedgerError if it has fewer."""
+    if batch * capacity > len(pool.spare):
+        raise LedgerError(
+            f"{batch} requests draft {capacity} tokens each, but the pool has {len(pool.spare)} spare slots"
+        )
+    return pool.spare[: batch * capacity].view(batch, capacity)
+
+
 class DraftAttention:
     """Attention for the beams of one drafting round: the committed prefix in the pool, and drafted tokens in its spare
     slots.
@@ -80,12 +108,8 @@ class DraftAttention:
 
     def __init__(self, pool: KVPool, read_slots: Tensor, prefix_bias: Tensor, capacity: int) -> None:
         batch, self._prefix = read_slots.shape
-        if batch * capacity > len(pool.spare):
-            raise LedgerError(
-                f"{batch} requests draft {capacity} tokens each, but the pool has {len(pool.spare)} spare slots"
-            )
         self._pool = pool
-        self._own = pool.spare[: batch * capacity].view(batch, capacity)
+        self._own = spare_slots(pool, batch, capacity)
         length = self._prefix + capacity
         masked = -length % ALIGNED if on_triton(pool.data) else 0
         self._slots = pad(torch.cat((read_slots, self._own), 1), (0, masked))

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from specmatrix.engine.models.config_reader import MAX_LAYERS, ConfigReader, read_json
 from specmatrix.engine.models.deepseek.config import MLAConfig, MoEConfig, read_mla, read_moe
-from specmatrix.engine.models.draft_config import DRAFT_ARCHITECTURES, DraftConfig, read_draft
+from specmatrix.engine.models.draft_config import DRAFT_ARCHITECTURES, DraftConfig, read_draft, read_mask_token
 from specmatrix.engine.models.qwen3_next.config import (
     HYBRID_ARCHITECTURES,
     DeltaNetConfig,
@@ -47,7 +47,8 @@ class ModelConfig:
     windows: each layer's sliding window in tokens, the query's own included, None without one; empty if no layer has
     one. latent, experts: latent attention and mixture of experts; head_dim is then the rotated part of a key.
     bundled_layers: prediction layers in the checkpoint beside the model's own layers.
-    draft: the additional fields of a draft that reads hidden states; None for a language model.
+    draft: the additional fields of a draft that reads hidden states; None for a language model. mask_token: the id in
+    place of tokens that a draft does not know yet; None if it predicts one token per forward.
     delta: the recurrent layers; None without any. rotated: how many of a head's dimensions are rotated, None for all.
     """
 
@@ -69,6 +70,7 @@ class ModelConfig:
     experts: MoEConfig | None = None
     bundled_layers: int = 0
     draft: DraftConfig | None = None
+    mask_token: int | None = None
     delta: DeltaNetConfig | None = None
     rotated: int | None = None
 
@@ -169,6 +171,7 @@ class _ModelConfigReader(ConfigReader):
             bundled_layers=self.count(bundled_field(architecture), int(delta is not None), MAX_LAYERS)
             if latent or delta
             else 0,
+            mask_token=read_mask_token(architecture, self),
             draft=read_draft(architecture, self),
             delta=delta,
         )

@@ -17,8 +17,8 @@ class DraftConfig:
     states: the target layers whose *input* it reads, or FINAL; None if the default of its architecture applies.
     target_hidden_size: width of one such state. vocab_size: the draft's own head.
     normed: an EAGLE-3 layer's residual stream continues from the normalised states (vLLM's speculators).
-    block_size: tokens of a block, its known first one included, and mask_token: the id of its unknown tokens; None for
-    an autoregressive draft. target_layers: how many layers its target has, None if the config does not say.
+    block_size: tokens of a block, its known first one included; None for any other draft.
+    target_layers: how many layers its target has, None if the config does not say.
     """
 
     states: tuple[int, ...] | None
@@ -26,7 +26,6 @@ class DraftConfig:
     vocab_size: int
     layers: int = 1
     block_size: int | None = None
-    mask_token: int | None = None
     normed: bool = False
     target_layers: int | None = None
 
@@ -58,6 +57,10 @@ IGNORED: Final = (
     *("pad_token_id", "attention_dropout", "initializer_range", "pretraining_tp", "use_cache", "return_dict"),
     *("output_attentions", "output_hidden_states", "max_window_layers"),
 )
+# The mask token of a draft that predicts all steps in one forward, by vLLM's names.
+MASK_TOKENS: Final = ("pard_token", "ptd_token_id")
+# Fields of PARD-2 drafts, which read the target's states and begin at the first token.
+UNSUPPORTED_PARD2: Final = ("pard2", "pard2_target_dim", "pard2_target_layers")
 AUX_IDS: Final = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -70,6 +73,31 @@ def read_draft(architecture: str, fields: ConfigReader) -> DraftConfig | None:
     if architecture in DFLASH_ARCHITECTURES:
         return _dflash(fields)
     return None
+
+
+def read_mask_token(architecture: str, fields: ConfigReader) -> int | None:
+    """The token in place of those that are unknown to a draft of several tokens in one forward: DFLASH, P-EAGLE or
+    PARD; None for others. ConfigError on unsupported values."""
+
+    def token(fields: ConfigReader, name: str) -> int:
+        return int(fields.value(name, lambda token: type(token) is int and 0 <= token <= MAX_INT, "a token id"))
+
+    if architecture in DFLASH_ARCHITECTURES:
+        return token(fields.group("dflash_config"), "mask_token_id")
+    found = {name: token(fields, name) for name in MASK_TOKENS if fields.raw.get(name) is not None}
+    if not fields.flag("parallel_drafting", bool(found)):
+        return None
+    if len(set(found.values())) != 1:
+        raise ConfigError(
+            f"{fields.file}: parallel drafting needs one mask token, got {shown(found)}; set {' or '.join(MASK_TOKENS)}"
+        )
+    _refuse(fields, UNSUPPORTED_PARD2)
+    if architecture in EAGLE_ARCHITECTURES:
+        raise ConfigError(
+            f"{fields.file}: {next(iter(found))} is not supported in an EAGLE draft; allowed in one of EAGLE3 or a "
+            "language model"
+        )
+    return next(iter(found.values()))
 
 
 def _eagle3(fields: ConfigReader) -> DraftConfig:
@@ -116,7 +144,6 @@ def _dflash(fields: ConfigReader) -> DraftConfig:
     # transformers' rule for Qwen3, where layer_types is absent.
     if not kinds and fields.flag("use_sliding_window", False) and fields.count("max_window_layers", 28) < layers:
         raise ConfigError(f"{fields.file}: use_sliding_window true is not supported in a DFLASH draft; allowed: false")
-    mask = own.value("mask_token_id", lambda token: type(token) is int and 0 <= token <= MAX_INT, "a token id")
     outer = fields.size("block_size", DEFAULT_BLOCK, least=2)
     found = DraftConfig(
         _behind(own, "target_layer_ids"),
@@ -124,7 +151,6 @@ def _dflash(fields: ConfigReader) -> DraftConfig:
         fields.size("vocab_size"),
         layers,
         own.size("block_size", outer, least=2),
-        mask,
         target_layers=None if fields.raw.get("num_target_layers") is None else fields.size("num_target_layers"),
     )
     if unknown := [name for name in fields.unread() if name not in IGNORED]:

@@ -7,7 +7,7 @@ layout is up to twice as fast as F.linear on the [out, in] layout of checkpoints
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from specmatrix.kernels.decoder_layer import MAX_WIDTH, CompiledLayer, KVArrays
 from specmatrix.kernels.fused_linear import MAX_ROWS, NOTHING, Fusion, NextNorm, fused_linear
 from specmatrix.kernels.rms_norm import rms_norm
 from specmatrix.kernels.silu_mul import silu_mul
+
+# A draft's mask token, and the state [A] of each in place of the target's, None if it reads none.
+Masks: TypeAlias = tuple[int, Tensor | None]
 
 
 class Attend(Protocol):

@@ -114,7 +114,7 @@ def _draft_facts(config: ModelConfig, target: ModelConfig, tokenizer: str | None
         tokenizer_hash=tokenizer,
         aux_layers=() if head is None else head.states_of(target.num_layers),
         block_size=None if head is None else head.block_size,
-        mask_token=None if head is None else head.mask_token,
+        mask_token=config.mask_token,
     )
 
 
@@ -145,7 +145,7 @@ def load_standalone(path: str | Path, target: CausalLM) -> Standalone:
         kind = "a sliding window" if config.windows else "a recurrent state"
         raise ConfigError(f"{path} has layers with {kind}; a STANDALONE draft must have full attention in all layers")
     same = target.device, target.dtype, target.deterministic, target.positions
-    return Standalone(_language_model(path, config, *same))
+    return Standalone(_language_model(path, config, *same), config.mask_token)
 
 
 def load_eagle(path: str | Path, target: CausalLM) -> Eagle:

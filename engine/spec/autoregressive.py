@@ -124,7 +124,9 @@ class AutoregressiveDrafter:
 
     def _logits(self, out: Tensor, grammar: GrammarRows | None, states: Tensor | None) -> Tensor:
         """Logits [B, W, draft vocabulary], of the tokens that may follow states [B, W] if drafts are constrained."""
-        logits = self.model.logits(out)
+        return self._legal(self.model.logits(out), grammar, states)
+
+    def _legal(self, logits: Tensor, grammar: GrammarRows | None, states: Tensor | None) -> Tensor:
         if grammar is None or states is None:
             return logits
         return grammar.masked(logits, states, self.model.to_target(count(logits.shape[2], logits.device)))

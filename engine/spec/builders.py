@@ -24,6 +24,7 @@ from specmatrix.engine.device.relay import Relay
 from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.models.eagle.model import Eagle
 from specmatrix.engine.models.eagle3.model import Eagle3
+from specmatrix.engine.models.layers import Masks
 from specmatrix.engine.models.loader import load_dflash, load_eagle, load_eagle3, load_nextn, load_standalone
 from specmatrix.engine.models.tokenizer import Tokenizer
 from specmatrix.engine.spec.autoregressive import AutoregressiveDrafter, DraftModel
@@ -33,6 +34,7 @@ from specmatrix.engine.spec.drafter import Drafter
 from specmatrix.engine.spec.multilayer import MultiLayerDrafter
 from specmatrix.engine.spec.ngram import NgramDrafter
 from specmatrix.engine.spec.none import PlainDrafter
+from specmatrix.engine.spec.parallel import ParallelDrafter
 from specmatrix.engine.spec.suffix import SuffixDrafter
 from specmatrix.engine.spec.torch_settings import read, restore
 from specmatrix.errors import ConfigError, EngineError, described, is_interrupt, shown
@@ -141,13 +143,14 @@ RelayOf: TypeAlias = Callable[[int, Drafter, torch.device], Relay]
 
 
 def _standalone(context: BuildContext) -> Drafter:
-    return autoregressive(context, load_standalone(context.draft_folder, context.target), ())
+    model = load_standalone(context.draft_folder, context.target)
+    return autoregressive(context, model, (), model.masks)
 
 
 def _head(load: LoadHead, context: BuildContext) -> Drafter:
-    """An autoregressive head over the target's states."""
+    """A head over the target's states."""
     model = load(context.draft_folder, context.target)
-    return autoregressive(context, model, model.aux_layers)
+    return autoregressive(context, model, model.aux_layers, model.masks)
 
 
 def _nextn(context: BuildContext) -> Drafter:
@@ -168,10 +171,17 @@ def _dflash(context: BuildContext) -> Drafter:
     return BlockDrafter(context.traits, model, context.pool(model.kv), context.verify_tokens, context.draws, threshold)
 
 
-def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int, ...]) -> Drafter:
-    """The autoregressive drafter of a draft model with KV, in the resolved shape. capture: target layers it reads."""
+def autoregressive(
+    context: BuildContext, model: DraftModel, capture: tuple[int, ...], masks: Masks | None = None
+) -> Drafter:
+    """The autoregressive drafter of a draft model with KV, in the resolved shape, or with `masks` one of a forward per
+    round. capture: target layers it reads."""
     resolved = context.resolved
-    return AutoregressiveDrafter(
+    if masks is None:
+        make: Callable[..., Drafter] = AutoregressiveDrafter
+    else:
+        make = partial(ParallelDrafter, masks=masks, positions=context.target.positions)
+    return make(
         context.traits,
         model,
         context.pool(model.kv),

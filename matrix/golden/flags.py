@@ -69,6 +69,7 @@ def outcome_of(start: Cell, words: str) -> str:
     sizes = f"{resolved.max_total_tokens} tokens in pages of {resolved.page_size}"
     graphs = f", graphs up to {resolved.cuda_graph_max_bs}" if resolved.cuda_graph_max_bs else ""
     layers = ", a layer per step" if resolved.enable_multi_layer_eagle else ""
+    layers += ", all steps in one forward" if resolved.parallel_drafting else ""
     told = [f"{one.field} {one.asked} is {one.got}: {one.reason}" for one in resolved.rewrites]
     return "; ".join([f"{runs}{layers}; {sizes}{graphs}", *told])
 

@@ -99,6 +99,7 @@ DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "speculative_eagle_topk": (SHAPE,),
     "speculative_num_draft_tokens": (SHAPE,),
     "enable_multi_layer_eagle": (SHAPE,),
+    "parallel_drafting": (("algorithm", "model"),),
     "speculative_adaptive": (SHAPE,),
     "adaptive_slots": (SHAPE,),
     "ngram": (SHAPE,),

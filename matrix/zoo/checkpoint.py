@@ -42,7 +42,8 @@ def new_draft(recipe: Recipe, target: CausalNet) -> Draft:
         return FeatureNet(recipe.shape, shared)
     if recipe.kind == "dflash":
         return DflashNet(recipe.shape, width, recipe.block, recipe.mask_id, shared)
-    return EagleNet(recipe.shape, width, recipe.draft_vocab, None if recipe.draft_vocab else shared)
+    mask = recipe.mask_id if recipe.parallel else None
+    return EagleNet(recipe.shape, width, recipe.draft_vocab, None if recipe.draft_vocab else shared, mask)
 
 
 def write(
@@ -121,6 +122,16 @@ def read_net(folder: Path, recipe: Recipe, device: torch.device) -> CausalNet:
             state[f"{stem}gate_up_proj"] = torch.cat([state.pop(stem + part) for part in GATE_UP], 1)
     net.load_state_dict(state)
     return net.to(device).eval().requires_grad_(False)
+
+
+def start_from(folder: Path, module: nn.Module) -> Tensor | None:
+    """Load the weights of another checkpoint that a module has too; returns the target ids [Vd] of its own vocabulary,
+    None if it has none."""
+    state = _read(folder)
+    kept = state.pop("d2t", None)
+    state.pop("t2d", None)
+    module.load_state_dict(state, strict=False)
+    return None if kept is None else kept + torch.arange(len(kept))
 
 
 def read_draft(folder: Path, recipe: Recipe, target: CausalNet, device: torch.device) -> tuple[Draft, Tensor]:

@@ -67,10 +67,18 @@ class MidLayer(nn.Module):
 class EagleNet(nn.Module):
     """EAGLE3 head in the checkpoint layout of LlamaForCausalLMEagle3 (`checkpoint.write` adds d2t and t2d).
 
-    With `shared`, embedding and head are the target's; ordinary decoder layers follow the first one.
+    With `shared`, embedding and head are the target's; ordinary decoder layers follow the first one. With `mask_id` it
+    drafts in parallel (P-EAGLE, arXiv 2602.01469): `mask_hidden` takes the place of captured states.
     """
 
-    def __init__(self, shape: ModelShape, captured_width: int, draft_vocab: int, shared: Shared | None = None) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        captured_width: int,
+        draft_vocab: int,
+        shared: Shared | None = None,
+        mask_id: int | None = None,
+    ) -> None:
         super().__init__()
         self.shape = self.rope_shape = shape
         self.shared = shared
@@ -82,7 +90,15 @@ class EagleNet(nn.Module):
         if shared is None:
             self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden)
             self.lm_head = nn.Linear(shape.hidden, draft_vocab, bias=False)
+        self.mask_id = mask_id
+        if mask_id is not None:
+            self.mask_hidden = nn.Parameter(torch.empty(1, captured_width))
         initialise(self)
+
+    @property
+    def mask(self) -> tuple[int, Tensor] | None:
+        """See `heads.mask_of`."""
+        return None if self.mask_id is None else (self.mask_id, self.features(self.mask_hidden)[0])
 
     def features(self, captured: Tensor) -> Tensor:
         """The captured states projected to the draft's width."""

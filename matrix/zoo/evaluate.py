@@ -22,6 +22,7 @@ from specmatrix.matrix.zoo.corpus import Sequences
 from specmatrix.matrix.zoo.decode import greedy
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.gsm_mini import LEVELS, Problem, final_of, problems, prompt_of, write_corpus, write_jsonl
+from specmatrix.matrix.zoo.heads import LanguageHead
 from specmatrix.matrix.zoo.losses import BundledNet
 from specmatrix.matrix.zoo.net import FINAL, CausalNet
 from specmatrix.matrix.zoo.recipes import DATA, RECIPES, Data, Recipe
@@ -100,6 +101,9 @@ def draft_acceptance(
         return measure(answers, lambda batch: head_runs(target.bundled(0), target, captured, ids, batch), device)
     if recipe.kind == "standalone":
         net = checkpoint.read_net(folder, recipe, device)
+        if recipe.parallel:
+            head, ids = LanguageHead(net, recipe.mask_id), torch.arange(recipe.shape.vocab, device=device)
+            return measure(answers, lambda batch: head_runs(head, target, captured, ids, batch), device)
         return measure(answers, lambda batch: standalone_runs(net, batch), device)
     draft, ids = checkpoint.read_draft(folder, recipe, target, device)
     if isinstance(draft, DflashNet):
@@ -115,7 +119,8 @@ def figures(accepted: Acceptance) -> dict[str, object]:
 def recipe_of(recipe: Recipe, data: Data) -> dict[str, object]:
     """A recipe in the form of a card."""
     plain: dict[str, object] = json.loads(json.dumps({**asdict(recipe), "data": asdict(data)}))
-    return plain if recipe.form != "worked" else {name: value for name, value in plain.items() if name != "form"}
+    later = ("form", "parallel", "base", "problems")
+    return {name: value for name, value in plain.items() if name not in later or value not in ("worked", False, "", 0)}
 
 
 def remeasure(root: Path, device: torch.device) -> None:

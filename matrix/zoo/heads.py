@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specmatrix.matrix.zoo.net import RopeShape, Table, attended, rope_table, widened
+from specmatrix.matrix.zoo.net import CausalNet, Layer, RopeShape, Table, attended, rope_table, widened
 
 # layer of the draft, q [B, H, T, D], k [B, Hkv, T, D], v [B, Hkv, T, Dv] -> [B, H, T, Dv]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -33,6 +33,34 @@ class Head(Protocol):
     def step(self, tokens: Tensor, hidden: Tensor, table: Table, attend: Attend) -> tuple[Tensor, Tensor]:
         """Hidden state for the next step [B, T, H] and logits [B, T, Vd], from tokens [B, T] and hidden [B, T, H]."""
         ...
+
+
+class LanguageHead:
+    """A language model as a draft head, which reads no states; its mask tokens are `mask_id`."""
+
+    def __init__(self, net: CausalNet, mask_id: int) -> None:
+        self.net, self.rope_shape = net, net.rope_shape
+        self.mask = mask_id, torch.zeros(0)
+
+    def features(self, captured: Tensor) -> Tensor:
+        """Nothing of the target's states."""
+        return captured[..., :0]
+
+    def step(self, tokens: Tensor, hidden: Tensor, table: Table, attend: Attend) -> tuple[Tensor, Tensor]:
+        """The unchanged `hidden`, and logits [B, T, V] for tokens [B, T]."""
+        x = self.net.model.embed_tokens(tokens)
+        for index, layer in enumerate(self.net.model.layers):
+            assert isinstance(layer, Layer)
+            attention = layer.self_attn
+            x = x + attention.merge(attend(index, *attention.project(layer.input_layernorm(x), table)))
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return hidden, self.net.lm_head(self.net.model.norm(x))
+
+
+def mask_of(head: Head) -> tuple[int, Tensor] | None:
+    """The mask token of a head that drafts in parallel and the hidden state [H] in place of its target's; else None."""
+    found: tuple[int, Tensor] | None = getattr(head, "mask", None)
+    return found
 
 
 def whole(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -56,7 +84,11 @@ def unrolled_attention(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> T
 
 
 def unroll(head: Head, tokens: Tensor, captured: Tensor, steps: int) -> list[tuple[Tensor, Tensor]]:
-    """State [B, S, H] and logits [B, S, Vd] of each step for tokens [B, T] and states [B, T, A]; S = T - 1 slots."""
+    """State [B, S, H] and logits [B, S, Vd] of each step for tokens [B, T] and states [B, T, A]; S = T - 1 slots.
+
+    The later steps of a head that drafts in parallel read its mask token and the hidden state of that.
+    """
+    mask = mask_of(head)
     slots = tokens.shape[1] - 1
     hidden = head.features(captured[:, :slots])
     kept: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
@@ -70,7 +102,10 @@ def unroll(head: Head, tokens: Tensor, captured: Tensor, steps: int) -> list[tup
 
     for step in range(steps):
         table = rope_table(head.rope_shape, torch.arange(step, step + slots, device=tokens.device))
-        made.append(head.step(ahead(tokens, 1 + step, slots), hidden, table, attend))
+        words = ahead(tokens, 1 + step, slots)
+        if step and mask is not None:
+            words, hidden = torch.full_like(words, mask[0]), mask[1].expand(*words.shape, -1)
+        made.append(head.step(words, hidden, table, attend))
         hidden = made[-1][0]
     return made
 

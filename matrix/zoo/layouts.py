@@ -144,6 +144,7 @@ def hybrid_fields(shape: HybridShape) -> dict[str, Any]:
 def _draft(recipe: Recipe, target: Recipe) -> dict[str, Any]:
     if recipe.kind == "eagle3":
         own = {"draft_vocab_size": recipe.draft_vocab} if recipe.draft_vocab else {}
+        own |= {"ptd_token_id": recipe.mask_id} if recipe.parallel else {}
         return own | {
             "target_hidden_size": target.shape.hidden,
             # vLLM's ids name the states, those of SGLang's group the layers whose outputs these are.
@@ -159,4 +160,4 @@ def _draft(recipe: Recipe, target: Recipe) -> dict[str, Any]:
             "num_target_layers": target.shape.layers,
             "dflash_config": {"mask_token_id": recipe.mask_id, "target_layer_ids": list(recipe.aux_layers)},
         }
-    return {}
+    return {"pard_token": recipe.mask_id, "spd_type": "pard"} if recipe.parallel else {}

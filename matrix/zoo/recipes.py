@@ -131,7 +131,9 @@ class Recipe:
     kind: "target", "standalone", "eagle", "eagle3" or "dflash"; family: layout ("llama", "qwen3", "deepseek",
     "mistral", "qwen3_next", "qwen3_5").
     aux_layers: target layers whose outputs a draft reads. draft_vocab: 0 for the target's own head and embedding.
-    unroll: draft steps of the training-time test. block, mask_id: DFLASH. bundled_fit: second optimisation of a target
+    unroll: draft steps of the training-time test. block: DFLASH; mask_id: its mask token, and of a draft that is
+    `parallel` (P-EAGLE, PARD). base: the draft whose weights a fit starts from. problems: how many of the distillation
+    problems it uses, 0 for all. bundled_fit: second optimisation of a target
     with MTP layers, which trains these on the target's own answers with the target frozen. form: of the
     answers, GSM8K's "worked" lines or "json" (`gsm_mini.in_form`); a draft has its target's.
     """
@@ -150,6 +152,9 @@ class Recipe:
     mask_id: int = 0
     bundled_fit: Fit | None = None
     form: str = "worked"
+    parallel: bool = False
+    base: str = ""
+    problems: int = 0
 
 
 DATA: Final = Data()
@@ -180,7 +185,7 @@ def smoke(recipe: Recipe) -> Recipe:
     """The same recipe cut down to a few optimiser steps, for tests on a CPU."""
     short = {"steps": 6, "batch_tokens": 2048, "warmup": 2}
     again = None if recipe.bundled_fit is None else replace(recipe.bundled_fit, **short)
-    return replace(recipe, fit=replace(recipe.fit, **short), bundled_fit=again)
+    return replace(recipe, fit=replace(recipe.fit, **short), bundled_fit=again, problems=0)
 
 
 SMOKE_DATA: Final = replace(

@@ -26,6 +26,7 @@ from specmatrix.matrix.zoo.evaluate import (
     split_rows,
     target_accuracy,
 )
+from specmatrix.matrix.zoo.heads import LanguageHead
 from specmatrix.matrix.zoo.net import CausalNet
 from specmatrix.matrix.zoo.recipes import DATA, RECIPES, SMOKE_DATA, Data, Fit, Recipe, smoke
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
@@ -230,10 +231,16 @@ def _accepted(plan: TrainingPlan, recipe: Recipe, target: CausalNet) -> dict[str
 def train_standalone(plan: TrainingPlan, recipe: Recipe, target: CausalNet, answers: Sequences) -> None:
     """Train a small model on the target's answers; half of the batches omit BOS, as the engine's drafts do."""
     torch.manual_seed(recipe.seed)
-    net = checkpoint.new_net(recipe).to(plan.device)
-    coin = torch.Generator().manual_seed(recipe.seed)
+    net = checkpoint.new_net(recipe)
+    if recipe.base:
+        checkpoint.start_from(plan.target_folder(recipe.base), net)
+    net, coin = net.to(plan.device), torch.Generator().manual_seed(recipe.seed)
+    ids = torch.arange(recipe.shape.vocab, device=plan.device)
 
     def loss_of(batch: Batch) -> Tensor:
+        if recipe.parallel:
+            head, captured = LanguageHead(net, recipe.mask_id), captured_layers(recipe)
+            return losses.unrolled(head, target, batch, captured, ids, recipe.unroll, False)
         without_first = bool(torch.rand((), generator=coin) < 0.5)
         return losses.distilled(net, target, batch, recipe.fit.prompt_weight, without_first)
 
@@ -252,8 +259,11 @@ def frequent(answers: Sequences, size: int) -> Tensor:
 def train_head(plan: TrainingPlan, recipe: Recipe, target: CausalNet, answers: Sequences) -> None:
     """Train a draft head on the target's hidden states over its own answers."""
     torch.manual_seed(recipe.seed)
-    net = checkpoint.new_draft(recipe, target).to(plan.device)
+    net = checkpoint.new_draft(recipe, target)
     kept = frequent(answers, recipe.draft_vocab) if recipe.draft_vocab else None
+    if recipe.base:
+        kept = checkpoint.start_from(plan.target_folder(recipe.base), net)
+    net = net.to(plan.device)
     ids = (torch.arange(recipe.shape.vocab) if kept is None else kept).to(plan.device)
     coin = torch.Generator(plan.device).manual_seed(recipe.seed)
 
@@ -276,6 +286,8 @@ def train(plan: TrainingPlan, names: Sequence[str]) -> None:
     wanted = [recipe for recipe in plan.recipes.values() if recipe.name in names]
     # Generate all problems before the first use of a GPU, since forking a process with a CUDA context is not safe.
     first = 0 if any(recipe.target is None for recipe in wanted) else data.train_problems
+    if first and all(recipe.problems for recipe in wanted):
+        data = replace(data, distill_problems=max(recipe.problems for recipe in wanted))
     fits = [fit for recipe in wanted for fit in (recipe.fit, recipe.bundled_fit) if fit is not None]
     plan = replace(plan, whole=sum(fit.share for fit in fits))
     distilling = any(recipe.target or recipe.bundled_fit for recipe in wanted)

@@ -90,14 +90,19 @@ class Whole(Protocol):
 
 
 class Drafting:
-    """An autoregressive draft by its whole-sequence formula."""
+    """A draft by its whole-sequence formula: autoregressive, or with a mask token and its state in parallel."""
 
-    def __init__(self, model: Whole, tokens: list[int], states: Tensor) -> None:
-        self.model, self.tokens, self.states = model, tokens, states
+    def __init__(
+        self, model: Whole, tokens: list[int], states: Tensor, masks: tuple[int, Tensor] | None = None
+    ) -> None:
+        self.model, self.tokens, self.states, self.masks = model, tokens, states, masks
 
     def after(self, start: int, path: list[int]) -> Tensor:
         """Logits after a drafted path, at KV length `start`: row p reads token p + 1 and the state of position p."""
         tokens, states = self.tokens[1 : start + 1], list(self.states[:start])
+        if self.masks is not None:
+            tokens, states = tokens + [self.masks[0]] * len(path), states + [self.masks[1]] * len(path)
+            return self.model.logits(self.model.run(torch.tensor(tokens), states)[-1])
         out = self.model.run(torch.tensor(tokens), states)
         for i in range(len(path)):
             tokens, states = [*tokens, path[i]], [*states, out[-1]]

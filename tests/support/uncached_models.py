@@ -124,6 +124,14 @@ class WholeLlama:
         self.c, self.w = read(folder)
         self.embedding, self.head = self.w["model.embed_tokens.weight"], self.w["lm_head.weight"]
 
+    def run(self, tokens: Tensor, states: list[Tensor]) -> Tensor:
+        """As a draft: the normed stream [T, H]."""
+        del states
+        return self.states(tokens.tolist(), (-1,))
+
+    def logits(self, out: Tensor) -> Tensor:
+        return out @ self.head.t()
+
     def states(self, tokens: list[int], capture: tuple[int, ...]) -> Tensor:
         """[T, len(capture) * H]: the streams entering those layers; the layer count: leaving the last; -1: normed."""
         x, eps = self.embedding[torch.tensor(tokens)], self.c["rms_norm_eps"]

@@ -239,7 +239,7 @@ class DraftFacts:
     tokenizer_hash: None if the checkpoint has no tokenizer.
     aux_layers: indices of the target layers whose input states the draft reads; FINAL: after the final norm.
     block_size: positions per forward of a block drafter, root included.
-    mask_token: target token id for a block's unknown tokens.
+    mask_token: token id in place of those that a draft of several tokens in one forward does not know yet.
     prediction_layers: layers that predict one token each, 0 for a checkpoint without such layers.
     """
 
@@ -324,6 +324,7 @@ class Resolved:
     enable_deterministic_inference: a token's logits are bitwise independent of the other tokens in its step.
     enable_streaming_session: streaming sessions are allowed.
     enable_multi_layer_eagle: each step of the chain is drafted by its own layer.
+    parallel_drafting: all steps of the chain are drafted in one forward, as the draft's checkpoint names a mask token.
     swa_full_tokens_ratio: maximum ratio of window pages to pages of the other layers.
     adaptive_slots: settings of adaptive depth, empty for a static depth; num_steps and num_draft_tokens are then those
     of the first round.
@@ -365,6 +366,7 @@ class Resolved:
     enable_deterministic_inference: bool
     enable_streaming_session: bool = False
     enable_multi_layer_eagle: bool = False
+    parallel_drafting: bool = False
     swa_full_tokens_ratio: float = 1.0
     state_interval: int = 0
     window: int | None = None

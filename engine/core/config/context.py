@@ -57,6 +57,11 @@ class RuleContext:
         return self.facts.draft
 
     @property
+    def parallel(self) -> bool:
+        """Whether the draft predicts all steps of a chain in one forward: its checkpoint names a mask token."""
+        return self.traits.parallel and self.draft is not None and self.draft.mask_token is not None
+
+    @property
     def adaptive_text(self) -> str | None:
         """The requested slots as JSON text, the default table if no file is named; None for an unread file."""
         asked = self.asked.speculative_adaptive_config

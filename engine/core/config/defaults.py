@@ -98,7 +98,7 @@ def _tree_width(s: RuleContext) -> int:
 
 
 def _tree_by_default(s: RuleContext) -> bool:
-    chain = not s.matches or s.asked.speculative_confidence_threshold > 0
+    chain = not s.matches or s.parallel or s.asked.speculative_confidence_threshold > 0
     return not chain and s.facts.architecture == "LlamaForCausalLM" and s.traits.topology is Topology.TREE
 
 
@@ -197,6 +197,12 @@ DEFAULTS: Final[tuple[Default, ...]] = (
         gram_width,
         "an n-gram tree has 12 nodes, or fewer if its depth and topk allow no more",
         SPEED_GATES,
+    ),
+    *_shape(
+        "a draft with a mask token",
+        lambda s: s.parallel,
+        (7, 1, 8),
+        "all steps are drafted in one forward, so a longer chain costs little",
     ),
     *_shape(
         "a standalone draft model",

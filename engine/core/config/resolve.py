@@ -112,6 +112,7 @@ def _resolved(situation: RuleContext, reasons: tuple[Reason, ...], rewrites: tup
         chunked_prefill_size=None if chosen["chunked_prefill_size"] == -1 else chosen["chunked_prefill_size"],
         num_pages=chosen["max_total_tokens"] // chosen["page_size"],
         enable_multi_layer_eagle=situation.traits.layered and layer_per_step(situation)[0],
+        parallel_drafting=situation.parallel,
         window=situation.facts.window,
         window_pages=_window_pages(situation),
         adaptive_slots=situation.adaptive.slots if situation.adaptive else (),

@@ -40,6 +40,7 @@ class Traits:
     draft_architectures: supported suffixes of the architecture in a draft's config.json; empty: any.
     adaptive: the draft depth may change from round to round.
     block: one forward drafts a whole block, whose size the draft's checkpoint sets.
+    parallel: one forward drafts all steps of a chain, if the draft's checkpoint names a mask token.
     layered: the draft may have several prediction layers, one for each step of a chain.
     target_verify_for_draft: the draft's forward may have the target's verify shape, a round's width of tokens per
         request, and share its graphs (sglang#24999).
@@ -63,6 +64,7 @@ class Traits:
     draft_architectures: tuple[str, ...] = ()
     adaptive: bool = False
     block: bool = False
+    parallel: bool = False
     layered: bool = False
     target_verify_for_draft: bool = False
     confident: bool = False
@@ -105,6 +107,7 @@ EAGLE3: Final = replace(
     name="EAGLE3",
     summary="a small head drafts from three captured hidden states of the target",
     draft_architectures=("ForCausalLMEagle3",),
+    parallel=True,
 )
 NEXTN: Final = replace(
     EAGLE,
@@ -123,6 +126,7 @@ STANDALONE: Final = Traits(
     key_span=1,
     draft_weights="checkpoint",
     draft_architectures=("ForCausalLM",),
+    parallel=True,
     confident=True,
     constrains=True,
 )

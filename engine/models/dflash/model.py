@@ -83,8 +83,8 @@ class DFlash:
 
 
 def _mask_token(config: ModelConfig, target: CausalLM) -> int:
-    assert config.draft is not None and config.draft.mask_token is not None
-    mask = config.draft.mask_token
+    assert config.mask_token is not None
+    mask = config.mask_token
     if mask >= target.vocab_size:
         raise ConfigError(
             f"{config.architecture}: mask_token_id {mask} has no embedding in the target, whose vocabulary has "

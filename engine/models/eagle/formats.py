@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from specmatrix.engine.models.config import CONFIG, ModelConfig, read_model_config, read_raw
 from specmatrix.engine.models.config_reader import ConfigReader
-from specmatrix.engine.models.draft_config import EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES
+from specmatrix.engine.models.draft_config import EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES, MASK_TOKENS
 from specmatrix.engine.models.weights import has_weights, tensor_names
 from specmatrix.errors import ConfigError, shown
 
@@ -41,8 +41,10 @@ def load_draft_config(path: str | Path) -> ModelConfig:
 def _flat(raw: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
     """Move the layer's sizes in a speculator's config.json to the top level."""
     fields, kind = ConfigReader(raw, file), raw[SPECULATORS]
-    if kind != "eagle3":
-        raise ConfigError(f"{file}: {SPECULATORS} {shown(kind)} is not supported; allowed: 'eagle3'")
+    if kind not in ("eagle3", "peagle"):
+        raise ConfigError(f"{file}: {SPECULATORS} {shown(kind)} is not supported; allowed: 'eagle3' and 'peagle'")
+    if kind == "peagle":
+        raw = {"parallel_drafting": True, MASK_TOKENS[0]: raw.get("mask_token_id"), **raw}
     layer = fields.value(LAYER, lambda layer: isinstance(layer, dict), "an object")
     own = {key: value for key, value in raw.items() if key not in (SPECULATORS, LAYER)}
     return {**layer, **own, "architectures": [*EAGLE3_ARCHITECTURES]}

@@ -10,7 +10,7 @@ from torch import Tensor
 from specmatrix.engine.device.pool import KVLayout
 from specmatrix.engine.models.causal_lm import CausalLM, head_logits
 from specmatrix.engine.models.config import ModelConfig
-from specmatrix.engine.models.layers import Attend, DecoderLayer, Norm
+from specmatrix.engine.models.layers import Attend, DecoderLayer, Masks, Norm
 from specmatrix.engine.models.rope import rotations
 from specmatrix.engine.models.tied_weights import captured_states, shared_embedding
 from specmatrix.engine.models.weights import WeightReader
@@ -22,7 +22,10 @@ class Eagle:
 
     Its output approximates the target's hidden state after the final norm, so the target's head applies directly.
     aux_layers: what the target must capture for it. carry_width: width of the state carried between draft steps.
+    masks: none, as it predicts one token per forward.
     """
+
+    masks: Masks | None = None
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], target: CausalLM) -> None:
         self.config, self.device, self.dtype = config, target.device, target.dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -10,12 +11,14 @@ from torch import Tensor
 from specmatrix.engine.device.pool import KVLayout
 from specmatrix.engine.models.causal_lm import CausalLM, head_logits
 from specmatrix.engine.models.config import ModelConfig
-from specmatrix.engine.models.layers import Attend, DecoderLayer, Norm
+from specmatrix.engine.models.layers import Attend, DecoderLayer, Masks, Norm
 from specmatrix.engine.models.rope import rotations
 from specmatrix.engine.models.tied_weights import captured_states, shared_embedding, shared_head
 from specmatrix.engine.models.weights import WeightReader
 from specmatrix.engine.models.workspace import Workspaces
 from specmatrix.errors import ConfigError
+
+MASK_HIDDEN: Final = "mask_hidden"
 
 
 class Eagle3:
@@ -25,6 +28,8 @@ class Eagle3:
     vocab_size is the draft's own; `to_target` maps its ids. Embeddings and head are the target's if the checkpoint has
     none. `fc` fuses states that are not as wide as the draft; states of its width are used unchanged, as in SGLang.
     With `norm_before_residual` the first layer adds to the normalised states (vLLM's speculators).
+    masks: of a draft that predicts all steps in one forward (P-EAGLE, arXiv 2602.01469), the mask token and
+    `mask_hidden` [len(aux_layers) * Ht], which takes the place of captured states; None for others.
     """
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], target: CausalLM) -> None:
@@ -35,8 +40,13 @@ class Eagle3:
         self.state_width = len(self.aux_layers) * target.hidden_size
         named = _canonical(weights)
         marks = named.pop("t2d", None)
+        if config.mask_token is not None and MASK_HIDDEN in named:  # with or without axes of size 1, as in vLLM
+            named[MASK_HIDDEN] = named[MASK_HIDDEN].reshape(-1)
         take = WeightReader(named, config.architecture)
         self.norm = Norm(hidden, config.norm_eps, self.dtype, self.device, target.deterministic)
+        self.masks: Masks | None = None
+        if config.mask_token is not None:
+            self.masks = config.mask_token, take(MASK_HIDDEN, self.state_width)
         assert config.draft is not None
         self.vocab_size = config.draft.vocab_size
         self.fuse = None

@@ -5,20 +5,22 @@ from __future__ import annotations
 from torch import Tensor
 
 from specmatrix.engine.models.causal_lm import CausalLM
-from specmatrix.engine.models.layers import Attend
+from specmatrix.engine.models.layers import Attend, Masks
 
 
 class Standalone:
     """A language model that drafts: it reads no target states, carries no state, and uses the target's token ids.
 
-    `hidden` is accepted and ignored, so that a drafter can treat all drafts alike.
+    `hidden` is accepted and ignored, so that a drafter can treat all drafts alike. masks: the mask token of a draft
+    that predicts all steps in one forward (PARD, arXiv 2504.18583), which has no state; None for others.
     """
 
     carry_width = 0
     aux_layers: tuple[int, ...] = ()
 
-    def __init__(self, model: CausalLM) -> None:
+    def __init__(self, model: CausalLM, mask_token: int | None = None) -> None:
         self.model = model
+        self.masks: Masks | None = None if mask_token is None else (mask_token, None)
         self.kv, self.vocab_size = model.kv, model.vocab_size
         self.device, self.dtype = model.device, model.dtype
 

@@ -219,6 +219,15 @@ DRAFTING: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(
+        name="parallel-chains",
+        why="a forward over mask tokens predicts one token per step",
+        broken=lambda s: s.parallel and s.asked_topk > 1,
+        message=lambda s: (
+            f"draft {_name(s)} predicts all steps in one forward, from mask tokens, so it drafts chains and no tree of "
+            f"topk {s.asked_topk}; use speculative_eagle_topk 1 or a draft without a mask token"
+        ),
+    ),
+    Rule(
         name="block-too-wide",
         why="the draft was trained for its own block size",
         broken=_past_block,

@@ -43,6 +43,7 @@ DEEPSEEK = LLAMA | {
 HYBRID = LLAMA | {"architectures": ["Qwen3_5ForCausalLM"], "head_dim": 16, "num_hidden_layers": 5}
 HYBRID |= {"full_attention_interval": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 6}
 EAGLE = LLAMA | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
+EAGLE1 = EAGLE | {"architectures": ["LlamaForCausalLMEagle"]}
 DFLASH = LLAMA | {"architectures": ["DFlashDraftModel"], "dflash_config": {"mask_token_id": 1}}
 
 
@@ -94,10 +95,25 @@ def test_eagle3_ids_at_the_top_name_states_and_nested_ones_layers(read, given, s
 
 def test_dflash_fields(read):
     config = read(DFLASH | {"dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 3]}, "block_size": 7})
-    assert config.draft == DraftConfig((1, 4), 48, 97, layers=3, block_size=7, mask_token=5)
+    assert config.draft == DraftConfig((1, 4), 48, 97, layers=3, block_size=7) and config.mask_token == 5
     inner = read(DFLASH | {"dflash_config": {"mask_token_id": 5, "block_size": 4}, "block_size": 7})
     assert inner.draft.block_size == 4
     assert (read(DFLASH).draft.block_size, read(DFLASH).head_dim) == (16, 128), "heads are those of Qwen3"
+
+
+@pytest.mark.parametrize("raw", [LLAMA, EAGLE])
+@pytest.mark.parametrize(
+    ("given", "token"),
+    [
+        ({"pard_token": 0, "spd_type": "pard"}, 0),
+        ({"ptd_token_id": 96, "parallel_drafting": True}, 96),
+        ({"pard_token": 5, "ptd_token_id": 5}, 5),
+        ({"ptd_token_id": 5, "parallel_drafting": False}, None),
+        ({"pard_token": None, "mask_token_id": 5}, None),
+    ],
+)
+def test_a_mask_token_by_vllms_names(read, raw, given, token):
+    assert read(raw | given).mask_token == token
 
 
 def test_a_block_draft_reads_the_last_layer_behind_the_final_norm(read):
@@ -255,7 +271,7 @@ def test_hybrid_fields(read):
         (DFLASH | {"dflash_config": {"mask_token_id": 1, "use_swa": True}}, "dflash_config.use_swa true is not"),
         (DFLASH | {"dflash_config": {"mask_token_id": 1, "causal": True}}, "dflash_config.causal true is not"),
         (
-            DFLASH | {"dflash_config": {"sample_from_anchor": True}},
+            DFLASH | {"dflash_config": {"mask_token_id": 1, "sample_from_anchor": True}},
             "dflash_config.sample_from_anchor true is not supported",
         ),
         (DFLASH | {"is_causal": True}, "is_causal true is not supported; it must be absent"),
@@ -266,6 +282,21 @@ def test_hybrid_fields(read):
         (
             DFLASH | {"use_sliding_window": True, "max_window_layers": 0},
             "use_sliding_window true is not supported in a DF",
+        ),
+        (LLAMA | {"pard_token": -1}, "pard_token must be a token id, got -1"),
+        (EAGLE | {"ptd_token_id": "5"}, "ptd_token_id must be a token id, got '5'"),
+        (EAGLE | {"parallel_drafting": True}, "parallel drafting needs one mask token, got {}; set pard_token or ptd_"),
+        (
+            LLAMA | {"pard_token": 1, "ptd_token_id": 2},
+            "needs one mask token, got {'pard_token': 1, 'ptd_token_id': 2}",
+        ),
+        (
+            LLAMA | {"pard_token": 1, "pard2_target_dim": 64},
+            "pard2_target_dim true is not supported; it must be absent",
+        ),
+        (
+            EAGLE1 | {"pard_token": 1},
+            "pard_token is not supported in an EAGLE draft; allowed in one of EAGLE3 or a lang",
         ),
         (LLAMA | {"rope_scaling": "linear"}, "rope_scaling must be an object, got 'linear'$"),
         (LLAMA | {"rms_norm_eps": float("inf")}, "rms_norm_eps must be a positive number, got inf$"),

@@ -41,6 +41,8 @@ def test_a_shape_that_is_chosen_as_a_whole_needs_evidence():
         (eagle3(), facts(HEAD), (5, 4, 8)),
         (eagle3(), facts(HEAD, "Qwen3ForCausalLM"), (3, 1, 4)),
         (eagle3(3), facts(HEAD), (3, 1, 4)),
+        (eagle3(), facts(replace(HEAD, mask_token=0)), (7, 1, 8)),
+        (EngineConfig("m", "STANDALONE", "d"), facts(replace(MODEL, mask_token=0)), (7, 1, 8)),
         (eagle3(1, 2), facts(HEAD), (1, 2, 3)),
         (eagle3(1, 4), facts(HEAD), (1, 4, 5)),
         (eagle3(3, 4), facts(HEAD), (3, 4, 8)),

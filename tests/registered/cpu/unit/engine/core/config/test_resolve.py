@@ -86,6 +86,7 @@ WILD_FACTS = known(
             None,
             HEAD,
             MODEL,
+            replace(HEAD, mask_token=0),
             DraftFacts("LlamaForCausalLM", 500, 64, None, None, "u"),
             DraftFacts("LlamaForCausalLMEagle3", 512, 96, 256, 900, None, (1, 2, 9)),
         ]

@@ -169,6 +169,22 @@ def test_a_speculator_is_the_head_that_it_spells(target, eagle_folder, paged):
     assert (ours.aux_layers, ours.vocab_size) == (theirs.aux_layers, 41) == ((1, 2, 3), 41)
 
 
+@pytest.mark.parametrize("shape", [(144,), (1, 144), (1, 1, 144)])
+def test_a_speculator_with_mask_tokens(target, eagle_folder, shape):
+    named = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3], "speculators_model_type": "peagle"}
+    made = respelled(eagle_folder(), mask_token_id=0, **named)
+    hidden = torch.arange(144.0)
+    with pytest.raises(ConfigError, match="tensor 'mask_hidden' is missing from the weights"):
+        load_eagle3(made, target)
+    save_file(load_file(made / "model.safetensors") | {"mask_hidden": hidden.view(shape)}, made / "model.safetensors")
+    token, state = load_eagle3(made, target).masks
+    assert token == 0 and torch.equal(state, hidden)
+    config = json.loads((made / "config.json").read_text()) | {"speculators_model_type": "eagle3"}
+    (made / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="tensor 'mask_hidden' does not belong to this architecture"):
+        load_eagle3(made, target)
+
+
 def test_a_speculator_reads_the_usual_states(llama_folder, eagle_folder):
     made = respelled(eagle_folder())
     known = facts(llama_folder(num_hidden_layers=9), made, "cpu").draft
@@ -178,7 +194,14 @@ def test_a_speculator_reads_the_usual_states(llama_folder, eagle_folder):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"speculators_model_type": "dflash"}, "speculators_model_type 'dflash' is not supported; allowed: 'eagle3'"),
+        (
+            {"speculators_model_type": "dflash"},
+            "speculators_model_type 'dflash' is not supported; allowed: 'eagle3' and",
+        ),
+        (
+            {"speculators_model_type": "peagle"},
+            "parallel drafting needs one mask token, got {}; set pard_token or ptd_",
+        ),
         ({"transformer_layer_config": None}, "transformer_layer_config must be an object, got None"),
         ({"eagle_aux_hidden_state_layer_ids": [-1, 2]}, "eagle_aux_hidden_state_layer_ids must be a list of layer ids"),
     ],

@@ -43,6 +43,7 @@ REFUSED = [
         block(target_hidden_size=96),
         "the draft reads hidden states of width 96, but the",
     ),
+    ("mask-token-unknown", eagle3(), head(mask_token=512), "the draft's mask token 512 has"),
     ("mask-token-unknown", DFLASH, block(mask_token=512), "the draft's mask token 512 has"),
 ]
 

@@ -38,6 +38,7 @@ def layered(*sizes: int) -> EngineConfig:
 
 ADAPTIVE, WINDOWED = {"speculative_adaptive": True}, facts(window=40)
 STATED = replace(facts(), state_heads=2)
+MASKED = facts(replace(HEAD, mask_token=0))
 FILE = eagle3(**ADAPTIVE, speculative_adaptive_config="slots.json")
 
 # Rule, configuration, how the refusal begins, and what is known where it is not the usual target and its draft.
@@ -84,6 +85,7 @@ REFUSED = [
         ngram(**RAGGED, speculative_confidence_threshold=0.5, speculative_eagle_topk=1),
         "speculative_confidence_threshold 0.5 needs a chain (topk 1) of one of",
     ),
+    ("parallel-chains", eagle3(3, 2), "draft d predicts all steps in one forward, from mask tokens, so it d", MASKED),
     ("threshold-inexact", eagle3(speculative_accept_threshold_single=0.9), "speculative_accept_threshold_single must"),
     ("threshold-inexact", EngineConfig("m", speculative_accept_threshold_acc=2.0), "speculative_accept_threshold_acc"),
     ("v2-needs-overlap", eagle3(spec_version="v2", disable_overlap_schedule=True), "spec_version v2 cannot run with"),
