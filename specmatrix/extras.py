@@ -16,7 +16,7 @@ PACKAGES: Final = {
     "serve": ("fastapi", "uvicorn", "prometheus_client"),
     "history": ("pyarrow",),
     "accuracy": ("lm_eval",),
-    "grammar": ("xgrammar", "jsonschema", "lark"),
+    "grammar": ("xgrammar",),
     "ray": ("ray",),
 }
 EXTRA_OF: Final = {package: extra for extra, packages in PACKAGES.items() for package in packages}

@@ -84,7 +84,6 @@ def unreadable(request: RequestSpec, text: str) -> str:
 
 
 def _not_of_schema(schema: str, text: str) -> str:
-    require("jsonschema")
     import jsonschema
 
     try:
@@ -95,7 +94,6 @@ def _not_of_schema(schema: str, text: str) -> str:
 
 
 def _not_of_lark(grammar: str, text: str) -> str:
-    require("lark")
     import lark
 
     try:

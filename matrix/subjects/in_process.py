@@ -17,7 +17,6 @@ from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.core.schedule.stop_rules import readable
 from specmatrix.errors import RequestError
-from specmatrix.extras import lacking
 from specmatrix.matrix.subjects.page_canary import PageCanary
 from specmatrix.matrix.subjects.progress import Progress
 from specmatrix.matrix.subjects.protocol import (
@@ -80,10 +79,7 @@ class ReferenceSubject(Subject):
         return __version__
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
-        """Every cell, as the axes are this engine's own and it takes the requests as they are; grammars need their
-        extra."""
-        if prepared.cell.grammar != "none" and (missing := lacking("xgrammar")):
-            return Unsupported(missing)
+        """Every cell, as the axes are this engine's own and it takes the requests as they are."""
         return EngineCommand(asdict(prepared.configuration), {}, prepared.requests)
 
     def start(self, command: EngineCommand) -> RunningEngine:

@@ -1,8 +1,9 @@
-"""A cell's start axes as SGLang's flags, and whether a running server has them."""
+"""A cell's start axes as SGLang's flags, whether a running server has them, and requests as servers take them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from pathlib import PurePath
 from typing import Any, Final
@@ -13,7 +14,16 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import START_AXES, axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS
+from specmatrix.matrix.workloads.request import RequestSpec
 
+NO_MASKS: Final = {"device": "cpu", "grammar_backend": "xgrammar"}
+UNMASKED: Final = (
+    "SGLang's xgrammar masks need a GPU: on a CPU such a request ends the server (sglang#35356); allowed: "
+    "--grammar-backend llguidance"
+)
+UNTAGGED: Final = "llguidance compiles no structural tag of xgrammar's form; allowed: --grammar-backend xgrammar"
+# A bias after which no token is sampled.
+BANNED: Final = -100.0
 # A chunk of this size splits no prompt of the matrix.
 WHOLE: Final = 2048
 # Aliases. SGLang runs NEXTN as EAGLE with the draft in the target's checkpoint.
@@ -149,3 +159,19 @@ def same(flag: str, asked: object, running: object) -> bool:
     if isinstance(asked, str):
         return running in SAME.get(asked, (asked,))
     return asked == running or (not asked and running in (None, False))
+
+
+def unmasked(cell: Cell, running: Mapping[str, Any]) -> str:
+    """Why a running SGLang server cannot follow the cell's grammar, "" if it can."""
+    if cell.grammar != "none" and NO_MASKS.items() <= running.items():
+        return UNMASKED
+    return UNTAGGED if cell.grammar == "tagged" and running.get("grammar_backend") == "llguidance" else ""
+
+
+def biased(request: RequestSpec) -> RequestSpec:
+    """The request without what SGLang's and OpenAI's APIs lack: reasoning, and banned tokens, which a bias bans where
+    they are single ones and the request has no bias."""
+    request, banned = replace(request, reasoning_end_ids=()), request.bad_words_ids
+    if request.logit_bias or any(len(word) > 1 for word in banned):
+        return request
+    return replace(request, bad_words_ids=(), logit_bias=tuple((token, BANNED) for (token,) in banned))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -11,7 +11,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import MODELS, Cell
 from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, NO_BASELINE, Endpoint
-from specmatrix.matrix.subjects.http.launch_flags import START_RULES, other_model, same
+from specmatrix.matrix.subjects.http.launch_flags import START_RULES, biased, other_model, same, unmasked
 from specmatrix.matrix.subjects.protocol import (
     Answer,
     Capability,
@@ -22,6 +22,7 @@ from specmatrix.matrix.subjects.protocol import (
     SubjectRequest,
     Unsupported,
 )
+from specmatrix.matrix.subjects.vllm.subject import BIASED
 from specmatrix.matrix.workloads.questions import prompt_ids
 from specmatrix.matrix.workloads.request import RequestSpec
 
@@ -45,6 +46,9 @@ EXTENSIONS: Final = {
     "ignore_eos": "ignore_eos",
     "stop_token_ids": "stop_token_ids",
 }
+VLLM: Final = "vllm"
+# Fields of its `structured_outputs` for grammars beyond OpenAI's; SGLang's fields have the kinds' names.
+VLLMS: Final = {"regex": "regex", "ebnf": "grammar"}
 SPECULATES: Final = "the server speculates"
 UNSAID: Final = "the server does not say whether it speculates"
 # Counter to the prefixes of its lines in /metrics, of vLLM and of `specmatrix serve`.
@@ -71,7 +75,8 @@ class OpenAISubject(Subject):
     """/v1/completions with the prompt's token ids.
 
     model: the model's name on the server. root: its checkpoint, as vLLM reports it. drafts: whether the server
-    speculates, None if unknown. server: the content of /server_info, empty if there is none.
+    speculates, None if unknown. server: the content of /server_info, empty if there is none. owner: of the model, as
+    the server says; vLLM's servers say "vllm".
     """
 
     name: str = "openai"
@@ -81,6 +86,7 @@ class OpenAISubject(Subject):
     root: str = ""
     server: dict[str, Any] = field(default_factory=dict)
     drafts: bool | None = None
+    owner: str = ""
     chat: bool = False
 
     def at(self, endpoint: Endpoint) -> Self:
@@ -101,8 +107,10 @@ class OpenAISubject(Subject):
         profile = replace(
             self.profile, capabilities=claims, has_baseline=endpoint.baseline_url is not None, restarts=False
         )
-        root = str(first.get("root") or "")
-        return replace(self, endpoint=endpoint, model=model, root=root, server=running, drafts=drafts, profile=profile)
+        root, owner = (str(first.get(key) or "") for key in ("root", "owned_by"))
+        return replace(
+            self, endpoint=endpoint, model=model, root=root, server=running, drafts=drafts, owner=owner, profile=profile
+        )
 
     def version(self) -> str | None:
         return self.model or "over HTTP"
@@ -117,11 +125,21 @@ class OpenAISubject(Subject):
             return found
         raise ConfigError(f"no cell has the server's configuration: {min(next(self._mismatches(c)) for c in every)}")
 
+    def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
+        """The matrix's requests; a bias bans the tokens of those with a grammar."""
+        found = super().requests(cell, seed)
+        return found if cell.grammar == "none" else [*map(biased, found)]
+
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Request bodies for the endpoint. A server without /server_info does not report its algorithm; the one that
         the user selects with --cells is then assumed."""
         cell = prepared.cell
-        if reason := _obstacle(cell, prepared.requests) or next(self._mismatches(cell, prepared.plain), ""):
+        taken = TAKEN | {"regex", "ebnf", "structural_tag"} if self.server or self.owner == VLLM else TAKEN
+        reason = _obstacle(cell, prepared.requests, taken) or next(self._mismatches(cell, prepared.plain), "")
+        drafting = self.owner == VLLM and self.drafts and not prepared.plain
+        if drafting and any(request.min_p or request.logit_bias for request in prepared.requests):
+            reason = reason or BIASED
+        if reason := reason or unmasked(cell, self.server):
             return Unsupported(reason)
         asks = tuple(self._ask(request) for request in prepared.requests)
         return EngineCommand({}, {"target": cell.target}, asks, variant=BASELINE if prepared.plain else "")
@@ -170,9 +188,8 @@ class OpenAISubject(Subject):
         for name, theirs in EXTENSIONS.items():
             if (value := getattr(request, name)) != DEFAULTS[name]:
                 body[theirs] = list(value) if isinstance(value, tuple) else value
-        if request.json_schema is not None:
-            schema = {"name": "answer", "schema": json.loads(request.json_schema), "strict": True}
-            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if request.grammar is not None:
+            body |= _grammar(*request.grammar, self.owner)
         if self.chat:
             body["messages"] = [{"role": "user", "content": request.prompt}]
         return SubjectRequest(request.name, prompt_ids(request), body, request.after)
@@ -220,14 +237,24 @@ def totals(metrics: str) -> dict[str, int]:
     return {name: sum(int(float(row.split()[-1])) for row in rows) for name, rows in found.items() if rows}
 
 
-def _obstacle(cell: Cell, requests: Sequence[RequestSpec]) -> str:
-    """Why a cell cannot run, "" if it can."""
+def _grammar(kind: str, text: str, owner: str) -> dict[str, Any]:
+    """A request's grammar in OpenAI's response format, or in a field of the server's own."""
+    if kind == "json_schema":
+        schema = {"name": "answer", "schema": json.loads(text), "strict": True}
+        return {"response_format": {"type": kind, kind: schema}}
+    if kind == "structural_tag":
+        return {"response_format": json.loads(text)}
+    return {"structured_outputs": {VLLMS[kind]: text}} if owner == VLLM else {kind: text}
+
+
+def _obstacle(cell: Cell, requests: Sequence[RequestSpec], taken: Set[str]) -> str:
+    """Why a cell cannot run, "" if it can. taken: as TAKEN."""
     for name, value in cell.values.items():
         if name not in SHOWN and value != axis(name).default:
             return f"OpenAI's API does not say which {name} runs"
     for request in requests:
         for one in fields(request):
-            if one.name not in TAKEN and getattr(request, one.name) != one.default:
+            if one.name not in taken and getattr(request, one.name) != one.default:
                 return f"OpenAI's API has no {one.name}"
     return ""
 

@@ -11,11 +11,13 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, NO_BASELINE, Endpoint
 from specmatrix.matrix.subjects.http.launch_flags import (
+    biased,
     launch_flags,
     mismatches,
     running_start,
     same,
     unjudged_sizes,
+    unmasked,
     unreported,
 )
 from specmatrix.matrix.subjects.protocol import (
@@ -35,14 +37,6 @@ if TYPE_CHECKING:
     from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 SIZES: Final = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
-NO_MASKS: Final = {"device": "cpu", "grammar_backend": "xgrammar"}
-UNMASKED: Final = (
-    "SGLang's xgrammar masks need a GPU: on a CPU such a request ends the server (sglang#35356); allowed: "
-    "--grammar-backend llguidance"
-)
-UNTAGGED: Final = "llguidance compiles no structural tag of xgrammar's form; allowed: --grammar-backend xgrammar"
-# A bias after which no token is sampled.
-BANNED: Final = -100.0
 SUFFIX: Final = "SGLang has no suffix decoding"
 SIZED: Final = ("standalone", "eagle", "eagle3", "nextn")
 PAIRED: Final = ("lossless", "accuracy")
@@ -134,7 +128,7 @@ class SglangSubject(Subject):
         """The matrix's requests; where each has its own rule or stop, only those that SGLang's API supports. Without
         reasoning, which SGLang ends by a parser that knows models by name; a bias bans tokens."""
         own = cell.sampling == "rules" or cell.finish == "stops"
-        found = super().requests(cell, seed) if own else [*map(_sendable, super().requests(cell, seed))]
+        found = super().requests(cell, seed) if own else [*map(biased, super().requests(cell, seed))]
         sent = {one.name: one for one in found if not (own and any(_unread((one,))))}
         return [replace(one, after=tuple(name for name in one.after if name in sent)) for one in sent.values()]
 
@@ -145,10 +139,7 @@ class SglangSubject(Subject):
         if self.endpoint is not None and self.endpoint.url is not None:
             if not baseline:
                 reason = next(mismatches(cell, self.server), "") or _overfull(prepared.requests, self.server) or reason
-                if cell.grammar != "none" and NO_MASKS.items() <= self.server.items():
-                    reason = reason or UNMASKED
-                if cell.grammar == "tagged" and self.server.get("grammar_backend") == "llguidance":
-                    reason = reason or UNTAGGED
+                reason = reason or unmasked(cell, self.server)
             elif self.endpoint.baseline_url is None:
                 reason = NO_BASELINE
         elif cell.algorithm == "suffix":
@@ -173,14 +164,6 @@ class SglangSubject(Subject):
         if self.endpoint is None:
             raise ConfigError(f"subject {self.name!r} needs --url or --launch")
         return SglangEngine(self.endpoint, command, self.profile.start_seconds)
-
-
-def _sendable(request: RequestSpec) -> RequestSpec:
-    """The request without what SGLang's API lacks: see `SglangSubject.requests`."""
-    request, banned = replace(request, reasoning_end_ids=()), request.bad_words_ids
-    if request.logit_bias or any(len(word) > 1 for word in banned):
-        return request
-    return replace(request, bad_words_ids=(), logit_bias=tuple((token, BANNED) for (token,) in banned))
 
 
 def _rule(running: Mapping[str, Any]) -> AcceptanceRule:

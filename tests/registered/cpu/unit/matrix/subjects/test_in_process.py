@@ -8,8 +8,11 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.errors import ConfigError, RequestError
 from specmatrix.matrix.cells.cell import ENGINE_SEED, Cell, asked
+from specmatrix.matrix.subjects.http.openai import OpenAISubject
+from specmatrix.matrix.subjects.http.sglang import SglangSubject
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Capability, EngineCommand, Stalled, Trace, Unsupported
+from specmatrix.matrix.subjects.translations import translated
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import Continuation, Refusal, RequestSpec
 
@@ -173,10 +176,11 @@ def test_log_probabilities_of_a_prompt_come_with_its_answer():
 
 
 def test_a_cell_with_a_grammar_is_unsupported_without_its_extra(monkeypatch):
-    prepared = prepare(Cell.from_id("eagle3.s3.v2.mixed_lengths.regex"), "cpu", 0)
-    assert isinstance(ReferenceSubject().translate(prepared), EngineCommand)
+    prepared = prepare(Cell.from_id("eagle3.mixed_lengths.regex"), "cpu", 0, OpenAISubject().requests)
+    reads_tokens, reads_texts = (ReferenceSubject(), SglangSubject()), OpenAISubject(owner="vllm")
+    assert not any(isinstance(translated(one, prepared), Unsupported) for one in (*reads_tokens, reads_texts))
     monkeypatch.setattr("specmatrix.extras.find_spec", lambda name: None)
-    assert ReferenceSubject().translate(prepared) == Unsupported(
-        "xgrammar is not installed; install the extra: pip install 'specmatrix[grammar]'"
-    )
-    assert isinstance(ReferenceSubject().translate(prepare(Cell(), "cpu", 0)), EngineCommand)
+    lacks = Unsupported("xgrammar is not installed; install the extra: pip install 'specmatrix[grammar]'")
+    assert [translated(one, prepared) for one in reads_tokens] == [lacks, lacks]
+    assert isinstance(translated(reads_texts, prepared), EngineCommand)
+    assert isinstance(translated(ReferenceSubject(), prepare(Cell(), "cpu", 0)), EngineCommand)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.subjects.http.launch_flags import NO_V1, mismatches, running_start, unjudged_sizes
+from specmatrix.matrix.subjects.http.launch_flags import NO_V1, biased, mismatches, running_start, unjudged_sizes
+from specmatrix.matrix.subjects.http.openai import OpenAISubject
+from specmatrix.matrix.subjects.http.sglang import SglangSubject
+from specmatrix.matrix.subjects.protocol import EngineCommand, Subject, Unsupported
+from specmatrix.matrix.workloads.prepared_cell import prepare
+from specmatrix.matrix.workloads.request import RequestSpec
 
 SERVER: dict[str, Any] = {
     "version": "0.5.13.post1",
@@ -102,3 +110,64 @@ def test_a_cell_needs_a_server_of_its_own_precision():
         assert list(mismatches(cell, SERVER | {"dtype": dtype})) == [f"the server runs dtype {dtype}, not float32"]
     unsaid = {name: value for name, value in SERVER.items() if name != "dtype"}
     assert list(mismatches(cell, unsaid)) == ["the server does not report dtype"]
+
+
+@pytest.mark.parametrize("subject", [OpenAISubject(), SglangSubject()], ids=lambda subject: subject.name)
+def test_bans_of_json_cells_are_biases_for_servers(subject: Subject):
+    cell = Cell.from_id("eagle3.mixed_lengths.json")
+    plain, sent = Subject.requests(subject, cell, 0), subject.requests(cell, 0)
+    assert any(one.bad_words_ids for one in plain) and not any(one.bad_words_ids for one in sent)
+    for one, other in zip(plain, sent, strict=True):
+        assert other.logit_bias == tuple((token, -100.0) for (token,) in one.bad_words_ids)
+
+
+REGEX, EBNF, TAGGED = ("eagle3.mixed_lengths." + kind for kind in ("regex", "ebnf", "tagged"))
+OURS = OpenAISubject(server=SERVER | {"model_path": "llama-mini", "speculative_algorithm": "EAGLE3"})
+VLLMS = OpenAISubject(owner="vllm")
+
+
+@pytest.mark.parametrize(
+    ("subject", "cell", "sent"),
+    [
+        (VLLMS, REGEX, lambda text: {"structured_outputs": {"regex": text}}),
+        (VLLMS, EBNF, lambda text: {"structured_outputs": {"grammar": text}}),
+        (OURS, REGEX, lambda text: {"regex": text}),
+        (OURS, EBNF, lambda text: {"ebnf": text}),
+        (VLLMS, TAGGED, lambda text: {"response_format": json.loads(text)}),
+        (OURS, TAGGED, lambda text: {"response_format": json.loads(text)}),
+    ],
+)
+def test_grammars_are_sent_to_openai_servers_in_fields_that_they_have(
+    subject: OpenAISubject, cell: str, sent: Callable[[str], dict[str, object]]
+):
+    prepared = prepare(Cell.from_id(cell), "cpu", 0, subject.requests)
+    found = subject.translate(prepared)
+    assert isinstance(found, EngineCommand)
+    pairs = [(one.grammar, ask) for one, ask in zip(prepared.requests, found.asks, strict=True) if one.grammar]
+    assert pairs and all(sent(text).items() <= ask.fields.items() for (_, text), ask in pairs)
+
+
+def test_no_grammar_but_json_is_sent_to_an_openai_server_that_does_not_say_what_it_is():
+    subject = OpenAISubject()
+    found = [
+        subject.translate(prepare(Cell.from_id(cell), "cpu", 0, subject.requests)) for cell in (REGEX, EBNF, TAGGED)
+    ]
+    assert found == [Unsupported(f"OpenAI's API has no {name}") for name in ("regex", "ebnf", "structural_tag")]
+    assert isinstance(
+        subject.translate(prepare(Cell.from_id("eagle3.mixed_lengths.json"), "cpu", 0, subject.requests)), EngineCommand
+    )
+
+
+def test_a_speculating_vllm_server_is_sent_no_bias():
+    prepared = prepare(Cell.from_id("ngram.mixed_lengths.json"), "cpu", 0, OpenAISubject().requests)
+    for drafts in (True, False):
+        found = OpenAISubject(owner="vllm", drafts=drafts).translate(prepared)
+        reason = "vLLM takes neither min_p nor logit_bias with speculative decoding"
+        assert (found == Unsupported(reason)) is drafts
+
+
+def test_bans_that_no_bias_can_say_stay():
+    one = RequestSpec("a", "text", 4, bad_words_ids=((3, 4),), reasoning_end_ids=(7,))
+    assert biased(one).bad_words_ids == ((3, 4),) and not biased(one).reasoning_end_ids
+    other = replace(one, bad_words_ids=((3,),), logit_bias=((5, 1.0),))
+    assert (biased(other).bad_words_ids, biased(other).logit_bias) == (((3,),), ((5, 1.0),))
