@@ -15,8 +15,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
-from threading import Lock
-from typing import Any, Final, NoReturn
+from threading import Lock, Thread
+from typing import Any, Final
 
 from specmatrix.child_process import ChildProcess, start
 from specmatrix.engine.core.schedule.grammar import Constraint
@@ -28,15 +28,13 @@ from specmatrix.extras import require
 
 # Limits of compiling one grammar: CPU time, memory beyond what the process has, and elapsed time on a busy machine.
 LIMITS: Final = (2.0, 512 * 2**20)
-SECONDS: Final = 20.0
+SECONDS: Final = 90.0
 START_SECONDS: Final = 120.0
 READY: Final = ("ready", None)
 # Recently used grammars, and refusals, that are kept.
 KEPT: Final = 256
-TOKENIZERS: Final = 4
 # xgrammar's method for a kind, if it is not called after it.
 COMPILE: Final = {"ebnf": "compile_grammar"}
-TOO_LARGE: Final = "it took more than {:g} MB"
 # xgrammar's messages begin with a time, a source file and, often, the condition that failed.
 PLACE: Final = re.compile(r"\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?")
 
@@ -117,7 +115,7 @@ class CompilerProcess:
             except BaseException as error:
                 with self._lock:
                     self._recent.pop(constraint, None)
-                found.set_exception(error)
+                found.set_exception(EngineError(text_of(error)))
                 raise
         return found.result()
 
@@ -134,7 +132,7 @@ class CompilerProcess:
         if kind == "ended" and answer != -signal.SIGPROF:
             raise EngineError(f"the process that compiles the grammar ended with status {answer}; ask again")
         if kind == "refused":
-            return TOO_LARGE.format(memory / 2**20) if answer is None else str(answer)
+            return f"it took more than {memory / 2**20:g} MB" if answer is None else str(answer)
         return f"it took more than {SECONDS if kind == 'late' else seconds:g} s"
 
     def _fork(self) -> Connection[Any, Any]:
@@ -142,7 +140,6 @@ class CompilerProcess:
         ours, theirs = Pipe()
         with self._starting, theirs:
             if self._running is not None and self._running[0].wait(0) is not None:
-                self._running[1].close()
                 self._running = None
             process, connection = self._running = self._running or self._start()
             send_handle(connection, theirs.fileno(), process.pid)
@@ -166,7 +163,7 @@ def _received(connection: Connection[Any, Any], seconds: float) -> tuple[str, An
     return found
 
 
-_process = lru_cache(TOKENIZERS)(CompilerProcess)
+_process = lru_cache(4)(CompilerProcess)
 
 
 def serve(tokens: str, seconds: float, memory: int, connection: Connection[Any, Any]) -> None:
@@ -177,28 +174,23 @@ def serve(tokens: str, seconds: float, memory: int, connection: Connection[Any, 
     info = xgrammar.TokenizerInfo.deserialize_json(tokens)
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
     compiler.compile_regex("a")
-    # The other thread only waits for the end of the standard input.
+    # The other threads only wait: for the end of the standard input, and of forks.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     connection.send(READY)
     while True:
-        with Connection(recv_handle(connection)) as asked:
-            if os.fork() == 0:
-                _serve_one(compiler, info, (seconds, memory), asked)
+        asked: Connection[Any, Any] = Connection(recv_handle(connection))
+        if (pid := os.fork()) == 0:
+            try:
+                _answer(compiler, info, (seconds, memory), asked)
+            finally:
+                os._exit(0)
+        Thread(target=_tell_status, args=(pid, asked), daemon=True).start()
 
 
-def _serve_one(compiler: Any, info: Any, limits: tuple[float, int], connection: Connection[Any, Any]) -> NoReturn:  # noqa: ANN401
-    """Compile one grammar in a fork with the limits, and tell its status if that has not answered."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    if (pid := os.fork()) == 0:
-        try:
-            _answer(compiler, info, limits, connection)
-        finally:
-            os._exit(1)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    with suppress(OSError):  # the other end was closed after the answer
-        connection.send(("ended", status))
-    os._exit(0)
+def _tell_status(pid: int, connection: Connection[Any, Any]) -> None:
+    """Send a fork's status when it ends: 0 if it has answered."""
+    with connection, suppress(OSError):  # the other end is closed after an answer
+        connection.send(("ended", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
 
 
 def _answer(compiler: Any, info: Any, limits: tuple[float, int], connection: Connection[Any, Any]) -> None:  # noqa: ANN401

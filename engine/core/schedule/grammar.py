@@ -35,34 +35,19 @@ class Constraint(NamedTuple):
         kind, text = self
         if not 0 < len(text) <= MAX_CHARACTERS:
             raise RequestError(f"{kind} has {len(text)} characters; allowed: 1 to {MAX_CHARACTERS}")
+        steps = ((letter in "([{") - (letter in ")]}") for letter in text)  # quoted and escaped ones included
+        if (deep := max(accumulate(steps, initial=0))) > MAX_DEPTH:
+            raise RequestError(f"{kind} has {deep} brackets within each other; allowed: at most {MAX_DEPTH}")
         if kind in ("regex", "ebnf"):
-            steps = ((letter in "([{") - (letter in ")]}") for letter in text)  # quoted and escaped ones included
-            if (deep := max(accumulate(steps, initial=0))) > MAX_DEPTH:
-                raise RequestError(f"{kind} has {deep} groups within each other; allowed: at most {MAX_DEPTH}")
             return
         try:
             schema = json.loads(text)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise RequestError(f"{kind} is {shown(text)}; allowed: JSON ({text_of(error)})") from None
-        if (deep := _depth(schema)) > MAX_DEPTH:
-            raise RequestError(f"{kind} has {deep} lists and objects within each other; allowed: at most {MAX_DEPTH}")
         if not isinstance(schema, dict | bool) or (kind == "structural_tag" and isinstance(schema, bool)):
             raise RequestError(f"{kind} is {shown(text)}; allowed: a JSON object")
         if kind == "json_schema":
             _check_recursion(schema)
-
-
-def _depth(value: object) -> int:
-    """Levels of lists and objects, without recursion."""
-    level, deep = [value], -1
-    while level:
-        deep += 1
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
-        ]
-    return deep
 
 
 def _check_recursion(schema: Any) -> None:  # noqa: ANN401 - JSON

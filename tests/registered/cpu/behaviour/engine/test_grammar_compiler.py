@@ -75,17 +75,8 @@ def test_a_grammar_beyond_a_limit_is_refused_and_the_next_one_compiles(limits, w
 
 
 def children(pid: int) -> set[int]:
-    """The processes that a process started."""
-    found = Path(f"/proc/{pid}/task").glob("*/children")
-    return {int(child) for path in found for child in path.read_text().split()}
-
-
-def compiling(root: int) -> int:
-    """The fork in which a grammar is being compiled, once it is."""
-    while True:
-        for pid in [pid for child in children(root) for pid in children(child)]:
-            if int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11]):
-                return pid
+    """The processes that a process's first thread started."""
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
 def test_slow_grammars_delay_no_other_and_end_alone():
@@ -94,10 +85,11 @@ def test_slow_grammars_delay_no_other_and_end_alone():
     (root,) = children(os.getpid()) - before
     with ThreadPoolExecutor(4) as threads:
         slow = [threads.submit(made.compile, Constraint("regex", f"{number}{GROWS.text}")) for number in range(4)]
-        compiling(root)
+        while len(children(root)) < len(slow):
+            pass
         assert made.compile(Constraint("regex", "b")).grammar and not any(one.done() for one in slow)
         while not all(one.done() for one in slow):
-            for pid in [pid for child in children(root) for pid in children(child)]:
+            for pid in children(root):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         assert {str(one.exception()) for one in slow} == {
