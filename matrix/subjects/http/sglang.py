@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 SIZES: Final = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+# Of an aborted request.
+ENDLESS: Final[dict[str, Any]] = {"max_new_tokens": 256, "ignore_eos": True, "stop": (), "stop_token_ids": ()}
 SUFFIX: Final = "SGLang has no suffix decoding"
 SIZED: Final = ("standalone", "eagle", "eagle3", "nextn")
 PAIRED: Final = ("lossless", "accuracy")
@@ -126,9 +128,12 @@ class SglangSubject(Subject):
 
     def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
         """The matrix's requests; where each has its own rule or stop, only those that SGLang's API supports. Without
-        reasoning, which SGLang ends by a parser that knows models by name; a bias bans tokens."""
+        reasoning, which SGLang ends by a parser that knows models by name; a bias bans tokens. A request that is
+        aborted has more to say than a server computes until the abort arrives."""
         own = cell.sampling == "rules" or cell.finish == "stops"
         found = super().requests(cell, seed) if own else [*map(biased, super().requests(cell, seed))]
+        if (cell.memory, cell.context, cell.session) == ("ample", "model", "none"):
+            found = [replace(one, **ENDLESS) if one.abort_after else one for one in found]
         sent = {one.name: one for one in found if not (own and any(_unread((one,))))}
         return [replace(one, after=tuple(name for name in one.after if name in sent)) for one in sent.values()]
 
