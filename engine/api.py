@@ -36,8 +36,9 @@ class Output:
     `cached_tokens`: prompt positions that needed no computation when the request was first admitted; less than
     `prompt_tokens`, and unchanged by later retractions.
     Per verify round, `accept_lengths` holds the accepted tokens, bonus included, and `round_widths` the tree's nodes,
-    root included. `prompt_logprobs` and `prompt_top_logprobs`: of the prompt's tokens from `logprob_start_len` on; None
-    and no alternatives for the first token of all.
+    root included; `outside_rounds` are the indices of the tokens that no round emitted. `prompt_logprobs` and
+    `prompt_top_logprobs`: of the prompt's tokens from `logprob_start_len` on; None and no alternatives for the first
+    token of all.
     """
 
     text: str
@@ -53,6 +54,7 @@ class Output:
     meta_info: Mapping[str, Any]
     prompt_logprobs: tuple[float | None, ...] = ()
     prompt_top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    outside_rounds: tuple[int, ...] = ()
 
 
 class LLM:
@@ -306,6 +308,7 @@ class LLM:
             info,
             tuple(request.prompt_logprobs),
             tuple(map(tuple, request.prompt_top_logprobs)),
+            tuple(request.metrics.outside),
         )
 
     def generate(

@@ -249,7 +249,7 @@ class Loop(Generic[Handle]):
         try:
             if result.prompt_logprobs is not None:
                 self._note_prompt(request, row, result, index)
-            delivery = self._deliver(request, result, index)
+            delivery = self._deliver(request, result, index, plan.prefill)
         except EngineBug:
             raise
         except Exception as error:
@@ -268,8 +268,8 @@ class Loop(Generic[Handle]):
             live = [count - 1 for count, request in pairs if request.phase is Phase.RUNNING]
             self.scheduler.steps.observe(len(requests), plan.nodes, live)
 
-    def _deliver(self, request: Request, result: StepResult, index: int) -> Delivery:
-        """Deliver the accepted tokens one by one, until the request ends."""
+    def _deliver(self, request: Request, result: StepResult, index: int, outside: bool) -> Delivery:
+        """Deliver the accepted tokens one by one, until the request ends. outside: they are not of a round."""
         count = result.counts[index]
         rules, output, transcript = self._rules[request.rid], request.output, request.transcript
         assert transcript is not None
@@ -287,6 +287,8 @@ class Loop(Generic[Handle]):
                 self.scheduler.finish(request, finish)
                 break
         taken = len(output) - shown
+        if outside:
+            request.metrics.outside.extend(range(shown, len(output)))
         if result.logprobs is not None:
             self._note_logprobs(request, result, index, taken)
         return request, RowOutcome.DELIVERED, taken, finish

@@ -90,6 +90,7 @@ class Cell(NamedTuple):
     prefix_cache: str = "on"
     state_interval: str = "auto"
     prefill_chunk: str = "off"
+    mixed_chunk: str = "off"
     context: str = "model"
     memory: str = "ample"
     slots: str = "auto"
@@ -149,9 +150,10 @@ class Cell(NamedTuple):
 
     @property
     def baseline(self) -> "Cell":
-        """The same cell without a drafter, for paired gates."""
+        """The same cell without a drafter and mixed steps, for paired gates."""
         drafting = ("steps", "topk", "draft_tokens", "adaptive", "acceptance", "verify", "constrained_drafts")
-        return self._replace(algorithm="none", **{name: self._field_defaults[name] for name in drafting})
+        default = {name: self._field_defaults[name] for name in (*drafting, "mixed_chunk")}
+        return self._replace(algorithm="none", **default)
 
     @property
     def canonical(self) -> "Cell":
@@ -240,6 +242,7 @@ class Cell(NamedTuple):
             disable_radix_cache=self.prefix_cache == "off",
             state_interval=_size(self.state_interval),
             chunked_prefill_size=-1 if self.prefill_chunk == "off" else int(self.prefill_chunk),
+            enable_mixed_chunk=self.mixed_chunk == "on",
             context_length=SHORT_CONTEXT if self.context == "short" else AUTO,
             max_total_tokens=self.memory_tokens,
             max_running_requests=_size(self.slots),

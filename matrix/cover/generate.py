@@ -1,6 +1,6 @@
 """Choice of cells: enumeration of the runnable ones, a t-wise cover by covertable, and negative cells."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from math import prod
 from typing import Any, Final
@@ -45,7 +45,7 @@ def cover(
     from covertable.main import Controller
 
     known = {cell: cell.values for cell in kept}
-    conditions = _conditions(rules)
+    conditions = _conditions(rules, factors)
     controller = Controller(factors, strength=strength, salt=SALT, presets=[*known.values()], constraints=conditions)
     return [cell for cell in dict.fromkeys(Cell(**row) for row in controller.make_async()) if cell not in known]
 
@@ -74,7 +74,7 @@ def sweep(
     return found
 
 
-def _conditions(rules: Sequence[Constraint]) -> list[dict[str, Any]]:
+def _conditions(rules: Sequence[Constraint], factors: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
     """The constraints for covertable, with their projections onto fewer axes.
 
     covertable evaluates a condition once all its axes have values; the projections reveal a dead end earlier.
@@ -82,7 +82,7 @@ def _conditions(rules: Sequence[Constraint]) -> list[dict[str, Any]]:
     """
     found: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     for axes in {rule.axes for rule in rules}:
-        names = [AXES[NAMES.index(name)].names for name in axes]
+        names = [factors[name] for name in axes]
         banned = frozenset().union(*(rule.forbidden for rule in rules if rule.axes == axes))
         allowed = [values for values in product(*names) if values not in banned]
         for size in range(2, len(axes) + 1):
@@ -90,7 +90,7 @@ def _conditions(rules: Sequence[Constraint]) -> list[dict[str, Any]]:
                 seen = {tuple(values[column] for column in columns) for values in allowed}
                 named = tuple(axes[column] for column in columns)
                 found[named] = found[named] & seen if named in found else seen
-    whole = {named: prod(len(AXES[NAMES.index(name)].names) for name in named) for named in found}
+    whole = {named: prod(len(factors[name]) for name in named) for named in found}
     return [_condition(named, found[named]) for named in sorted(found) if len(found[named]) < whole[named]]
 
 
@@ -134,12 +134,14 @@ def negatives(constraint: Constraint, count: int) -> list[Cell]:
 
 def _background(values: dict[str, str]) -> Cell:
     """A cell with these values; the rest defaults to an EAGLE3 chain with two requests, sampled if drafts are drawn,
-    and with grammars if drafts follow them."""
+    with grammars if drafts follow them, and where steps are mixed, with what these need."""
     own = {"algorithm": "eagle3", "steps": "3", "batch": "pair"}
     if "algorithm" in values:
         own = {"batch": "pair"}
     if values.get("acceptance", "match") != "match":
         own |= {"sampling": "mixed"} | ({"steps": "5"} if "topk" in values else {})
+    if values.get("mixed_chunk", "off") == "on":
+        own |= {"prefill_chunk": "7", "spec_version": "v1", "batch": "mixed_lengths", "sampling": "mixed"}
     if values.get("constrained_drafts", "off") == "on":
         own |= {"batch": "mixed_lengths", "grammar": "json"}
     return Cell.of(own | values)

@@ -60,15 +60,17 @@ class Rounds:
 
 
 class RoundsPair(NamedTuple):
-    """Tokens per verify round of one request from engine and oracle, and its number of retractions.
+    """Tokens per verify round of one request from engine and oracle, and how many tokens may be of no round.
 
-    question: index of its prompt. widths, reach: with adaptive depth, each round's width and the oracle's correct
-    drafts from each position. caps: most tokens of each round that verifies the part of a draft that it has room for.
+    starts: index of each round's first token. question: index of its prompt. widths, reach: with adaptive depth, each
+    round's width and the oracle's correct drafts from each position. caps: most tokens of each round that verifies the
+    part of a draft that it has room for.
     """
 
     mine: Sequence[int]
     theirs: Sequence[int]
-    retractions: int
+    moves: int
+    starts: Sequence[int]
     widths: Sequence[int] = ()
     reach: Sequence[int] = ()
     request: str = ""
@@ -82,24 +84,23 @@ class RoundsPair(NamedTuple):
     def mismatch(self) -> int | None:
         """Index of the first round whose length differs from the oracle's; None if none."""
         if self.widths:
-            return first_reach_mismatch(self.mine, self.widths, self.reach, self.retractions)
-        return first_round_mismatch(self.mine, self.theirs, self.retractions, self.caps)
+            return first_reach_mismatch(self.mine, self.widths, self.reach, self.starts)
+        return first_round_mismatch(self.mine, self.theirs, self.starts, self.caps)
 
     def blame(self) -> Blame:
         """Blames the request at the first token of the first differing round."""
         place = self.mismatch()
         if place is None:
             return Blame(self.request)
-        due, start = None, sum(self.mine[:place])
-        if not self.retractions:  # retractions shift all later rounds
-            known = dict(zip(accumulate(self.theirs, initial=0), self.theirs, strict=False))
-            due = due_tokens(self.reach, start, self.widths[place]) if self.widths else known.get(start)
+        start = self.starts[place]
+        known = dict(zip(accumulate(self.theirs, initial=1), self.theirs, strict=False))
+        due = due_tokens(self.reach, start - 1, self.widths[place]) if self.widths else known.get(start)
         note = (
             ""
             if due is None
             else f"verify round {place + 1} has {count(self.mine[place], 'token')}, the oracle's {due}"
         )
-        return Blame(self.request, first_token(self.mine, place), note=note)
+        return Blame(self.request, start, note=note)
 
 
 @dataclass
@@ -178,7 +179,7 @@ class AcceptanceGate:
         greedy = _adapted(cell, run, oracle) if cell.adapts else _fixed(cell, run, oracle)
         if isinstance(greedy, str):
             return Outcome(self.name, State.NOT_MEASURED, message=greedy, accept=rewriting(cell.target))
-        steady = [pair for pair in greedy if not pair.retractions]
+        steady = [pair for pair in greedy if not pair.moves]
         # Another engine may draft less just before a length limit, so its last round is not compared.
         last = None if self.exact or Capability.ROUNDS not in self.needs else -1
         mine = [pair.whole(last, _longest(run.resolved)) for pair in steady or greedy]
@@ -237,6 +238,7 @@ class AcceptanceGate:
                 answer.output_ids,
                 answer.accept_lengths,
                 among,
+                starts=answer.round_starts,
                 caps=caps,
                 sure=sure_of(run, answer),
                 legal=partial(following, asked, eos=eos_ids(cell.target)) if followed(run.resolved, asked) else None,
@@ -254,10 +256,10 @@ class AcceptanceGate:
         if not left:
             return outcome
         name = min(left, key=lambda name: left[name])
-        prompt, mine = next((len(one.prompt_ids), one.accept_lengths) for one in run.answers if one.name == name)
-        where = f"verify round {left[name] + 1}, at position {prompt + sum(mine[: left[name]])}"
+        prompt, starts = next((len(one.prompt_ids), one.round_starts) for one in run.answers if one.name == name)
+        where = f"verify round {left[name] + 1}, at position {prompt + starts[left[name]] - 1}"
         text = f"{count(len(left), 'request')} with other rounds than naive drafts, first {name} in {where}"
-        blame = Blame(name, first_token(mine, left[name]))
+        blame = Blame(name, starts[left[name]])
         return replace(outcome, state=State.FAIL, message=text, blame=blame)
 
     def _replayed(self, run: Run) -> Outcome:
@@ -285,8 +287,8 @@ class AcceptanceGate:
             name = min(places, key=lambda name: places[name])
             place = places[name] + 1
             text = f"{len(places)} of {len(due)} requests differ from the replay, first {name} in verify round {place}"
-            mine = next(answer.accept_lengths for answer in run.answers if answer.name == name)
-            blame = Blame(name, first_token(mine, places[name]))
+            starts = next(answer.round_starts for answer in run.answers if answer.name == name)
+            blame = Blame(name, next(iter(starts[places[name] :]), None))
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=blame)
         if not rounds:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no request decoded a verify round")
@@ -297,7 +299,7 @@ class AcceptanceGate:
         (sglang#10846).
         """
         left = [(pair.request, place) for pair in greedy if (place := pair.mismatch()) is not None]
-        numbers |= {"left": len(left), "retracted": sum(pair.retractions > 0 for pair in greedy)}
+        numbers |= {"left": len(left), "retracted": sum(pair.moves > 0 for pair in greedy)}
         if len(left) <= self.thresholds["left"]:
             return ""
         name, place = left[0]
@@ -305,9 +307,14 @@ class AcceptanceGate:
 
 
 def _in_oracle(cell: Cell) -> bool:
-    """Whether the oracle has acceptance lengths for the cell's greedy requests: its rounds verify whole drafts."""
-    drafts = cell.algorithm != "none" and cell.own_traits is None and cell.verify != "confident"
+    """Whether the oracle has acceptance lengths for the cell's greedy requests."""
+    drafts = cell.algorithm != "none" and cell.own_traits is None and not _elsewhere(cell)
     return drafts and _unaborted(cell) and cell.sampling in ("greedy", "mixed")
+
+
+def _elsewhere(cell: Cell) -> bool:
+    """Whether rounds begin where the oracle's do not: they verify parts of drafts, or mixed steps are between them."""
+    return cell.verify == "confident" or cell.mixed_chunk == "on"
 
 
 def _unaborted(cell: Cell) -> bool:
@@ -316,28 +323,30 @@ def _unaborted(cell: Cell) -> bool:
 
 
 def _beyond_the_oracle(cell: Cell, run: Run) -> Iterator[tuple[Answer, Container[int]]]:
-    """Answers with rounds outside the oracle's texts, and the indices of those to compare: the first and evenly spaced
-    ones of sampled and ruled requests; of long texts, and of greedy requests that fill the context, evenly spaced ones,
-    and the last of the latter.
+    """Answers with rounds outside the oracle's texts, and the indices of those to compare: evenly spaced ones, and the
+    first behind each prefill, of requests whose rounds are not the oracle's; of long texts, and of greedy requests that
+    fill the context, evenly spaced ones, and the last of the latter.
     """
-    whole = [answer for answer in run.answers if answer.finish != "abort" and not answer.retractions]
+    whole = [answer for answer in run.answers if answer.finish != "abort"]
     answers = {answer.name: answer for answer in whole if answer.accept_lengths}
     kept = [(request, answers[request.name]) for request in run.requests if request.name in answers]
     if cell.acceptance != "match":  # `rejection` judges these
         kept = [(request, answer) for request, answer in kept if not request.temperature]
     far = [answer for _, answer in kept if len(answer.prompt_ids) > FAR]
-    sure = cell.verify == "confident"  # the stored rounds begin where whole drafts would
-    drawn = [one for request, one in kept if (sure or request.temperature > 0 or request.ruled) and one not in far]
+    every = _elsewhere(cell)
+    drawn = [one for request, one in kept if (every or request.temperature > 0 or request.ruled) and one not in far]
     stride, passed = max(1, -(-sum(len(answer.accept_lengths) for answer in drawn) // DRAWN_ROUNDS)), 0
-    firsts = {0} if len(drawn) <= DRAWN_ROUNDS // 2 else set[int]()
+    few = len(drawn) <= DRAWN_ROUNDS // 2
     for answer in drawn:
+        firsts = {
+            at for at, start in enumerate(answer.round_starts) if few and start - 1 in {0, *answer.outside_rounds}
+        }
         yield answer, firsts.union(range(-passed % stride, len(answer.accept_lengths), stride))
         passed += len(answer.accept_lengths)
     for answer in far:
         yield answer, range(0, len(answer.accept_lengths), 1 + len(answer.prompt_ids) // VERY_FAR)
     for answer in [one for _, one in kept if cell.context == "short" and one not in drawn]:
-        starts = accumulate(answer.accept_lengths[:-1], initial=len(answer.prompt_ids))
-        late = [index for index, start in enumerate(starts) if start >= LATE]
+        late = [at for at, start in enumerate(answer.round_starts) if len(answer.prompt_ids) + start > LATE]
         yield answer, {*late[::LATE_STRIDE], *late[-LATE_ROUNDS:]}
 
 
@@ -349,17 +358,12 @@ def _repeats(cell: Cell) -> bool:
 
 def _is_drawn(cell: Cell) -> bool:
     """Whether acceptance does not follow the oracle's text and rounds: requests are sampled or have logit rules, or
-    rows verify what their draft is sure of."""
+    begin their rounds elsewhere."""
     drafts = cell.algorithm != "none" and cell.own_traits is None and _unaborted(cell)
-    if cell.verify == "confident" and cell.sampling in ("greedy", "mixed"):
+    if _elsewhere(cell) and cell.sampling in ("greedy", "mixed"):
         return drafts
     ruled = cell.acceptance == "match" or cell.sampling == "rules"  # some of these are greedy under any rule
     return drafts and ruled and cell.sampling not in ("greedy", "mixed")
-
-
-def first_token(lengths: Sequence[int], place: int) -> int:
-    """Index of the first output token of round `place`; token 0 comes from the prefill."""
-    return 1 + sum(lengths[:place])
 
 
 def first_replay_mismatch(answer: Answer, due: Sequence[Round]) -> int | None:
@@ -391,7 +395,13 @@ def _fixed(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | st
         return f"the oracle has no rounds for {key[0]} with (steps, topk, draft tokens) = {key[1:]}"
     return [
         RoundsPair(
-            lengths, rounds[index], answer.retractions, request=answer.name, question=index, caps=_caps(run, answer)
+            lengths,
+            rounds[index],
+            answer.moves,
+            answer.round_starts,
+            request=answer.name,
+            question=index,
+            caps=_caps(run, answer),
         )
         for answer, index, lengths in _greedy(cell, run, oracle)
         if rounds[index]
@@ -407,10 +417,9 @@ def _caps(run: Run, answer: Answer) -> tuple[int, ...]:
     """The most tokens that each round of an answer may emit; () if every draft is verified whole."""
     if not run.resolved.get("speculative_ragged_verify"):
         return ()
-    left = next(one.max_new_tokens for one in run.requests if one.name == answer.name) - 1
-    before = accumulate(answer.accept_lengths, initial=0)
-    most = _longest(run.resolved)
-    return tuple(min(width, most, left - start) for width, start in zip(answer.round_widths, before, strict=False))
+    left = next(one.max_new_tokens for one in run.requests if one.name == answer.name)
+    pairs, most = zip(answer.round_widths, answer.round_starts, strict=False), _longest(run.resolved)
+    return tuple(min(width, most, left - start) for width, start in pairs)
 
 
 def sure_of(run: Run, answer: Answer) -> Sure | None:
@@ -418,8 +427,8 @@ def sure_of(run: Run, answer: Answer) -> Sure | None:
     threshold = float(run.resolved.get("speculative_confidence_threshold") or 0)
     if not threshold:
         return None
-    left = next(one.max_new_tokens for one in run.requests if one.name == answer.name) - 1
-    rooms = [left - start for start in accumulate(answer.accept_lengths, initial=0)]
+    left = next(one.max_new_tokens for one in run.requests if one.name == answer.name)
+    rooms = [left - start for start in answer.round_starts]
     return Sure(threshold, answer.round_widths, rooms, _longest(run.resolved))
 
 
@@ -432,7 +441,8 @@ def _adapted(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | 
     for answer, index, mine in _greedy(cell, run, oracle):
         reach, widths = oracle.reach[drafter][index], answer.round_widths
         theirs = oracle_rounds(reach, widths, sum(mine))
-        pairs.append(RoundsPair(mine, theirs, answer.retractions, widths, reach, answer.name, index))
+        starts = answer.round_starts
+        pairs.append(RoundsPair(mine, theirs, answer.moves, starts, widths, reach, answer.name, index))
     return pairs
 
 

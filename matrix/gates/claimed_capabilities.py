@@ -79,7 +79,7 @@ def _faults(cell: Cell, claims: frozenset[Capability], request: RequestSpec, ans
     if Capability.ROUNDS in claims and _drafts(cell) and answer.finish in ("stop", "length") and tokens > 1:
         if not answer.accept_lengths:
             yield f"the subject claims rounds, but {request.name} has none for {tokens} tokens"
-        elif 1 + answer.retractions + sum(answer.accept_lengths) < tokens:
+        elif 1 + answer.moves + sum(answer.accept_lengths) < tokens:
             rounds = sum(answer.accept_lengths)
             yield f"the rounds of {request.name} emitted {rounds} tokens and its prefill 1, but it has {tokens}"
 

@@ -358,6 +358,12 @@ EVIDENCE: Final[tuple[Evidence, ...]] = (
     Evidence("overlap.dropped", False, "spec v1 never runs a step for a finished request", _lag(0)),
     Evidence("prefill.chunked", True, "a prompt longer than the chunk must be split", _splits),
     Evidence("prefill.chunked", False, "prompts are not split", lambda cell, run: not _chunk(cell, run)),
+    *_exactly(
+        "mixed.step",
+        lambda cell, run: bool(run.resolved.get("enable_mixed_chunk")),
+        "running requests must go on beside prompts",
+        "running requests wait for prompts",
+    ),
     Evidence("retract.done", True, "memory is too small for two whole requests, or treated as such", _retracts),
     Evidence("retract.done", False, "memory is large enough for all requests", _never_retracts),
     Evidence("prefix.hit", False, "the prefix cache is off", _uncached),

@@ -63,10 +63,10 @@ class FinishGate:
 
 def _overshoot(run: Run) -> str:
     """A sentence if the counter of tokens accepted past a request's end differs from the number that the rounds emitted
-    past it (each prefill after a retraction may add one); else ""."""
+    past it (prefill steps may add some); else ""."""
     ended = [answer for answer in run.answers if answer.finish in ("stop", "length")]
     least = sum(1 + sum(answer.accept_lengths) - len(answer.output_ids) for answer in ended)
-    most = least + sum(answer.retractions for answer in ended)
+    most = least + sum(answer.moves for answer in ended)
     counted = run.evidence.get("finish.overshoot", 0)
     if least <= counted <= most:
         return ""
@@ -116,7 +116,7 @@ def _read(request: RequestSpec, answer: Answer, run: Run) -> str:
         return "was streamed, but its text was never read before its end"
     # Other engines have their own rules on how much text to hold back for a stop string.
     ours = run.capabilities >= {Capability.ROUNDS, Capability.RESOLUTION}
-    if not ours or answer.retractions:
+    if not ours or answer.moves:
         return ""
     due = _readings(request, answer)
     if (late := next((text for text in due if text and text not in answer.pieces), None)) is not None:
@@ -225,26 +225,26 @@ def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer) -> str:
 
 def _shortened(request: RequestSpec, answer: Answer, resolved: Mapping[str, Any]) -> str:
     """A fault in how many nodes each round verified, or "": those whose tokens the rest of the length can hold. A tree
-    may have fewer of them. Which rounds came before a retraction is not known."""
+    may have fewer of them."""
     if (emitted := 1 + sum(answer.accept_lengths)) > request.max_new_tokens:
         return f"emitted {emitted} tokens; its length is {request.max_new_tokens}"
-    nodes, topk, left = int(resolved["num_draft_tokens"]), int(resolved["topk"]), request.max_new_tokens - 1
+    nodes, topk = int(resolved["num_draft_tokens"]), int(resolved["topk"])
     exact = topk == 1 and not resolved["speculative_confidence_threshold"] and resolved["suffix"] is None
-    for length, width in zip(answer.accept_lengths, () if answer.retractions else answer.round_widths, strict=False):
+    for start, width in zip(answer.round_starts, answer.round_widths, strict=False):
+        left = request.max_new_tokens - start
         most = min(nodes, sum(topk**depth for depth in range(min(left, nodes))))
         if width > most or (exact and width < most):
             return f"verified {width} nodes of a draft with {left} tokens left of its length; allowed: {most}"
-        left -= length
     return ""
 
 
 def _emitted(answer: Answer) -> str:
     """A sentence unless the output is one prefill token plus all rounds, the last one cut at the request's end; an
-    abort cuts nothing. Each prefill after a retraction may add a token."""
+    abort cuts nothing. Prefills after a retraction and mixed steps add tokens."""
     if not answer.output_ids or answer.finish == "error":
         return ""
     lengths = answer.accept_lengths
-    most = 1 + sum(lengths) + answer.retractions
+    most = 1 + sum(lengths) + answer.moves
     least = 1 + sum(lengths)
     if lengths and answer.finish != "abort":
         least += 1 - lengths[-1]

@@ -122,7 +122,7 @@ def _begun(run: Run, kept: Sequence[tuple[RequestSpec, Answer]]) -> set[int]:
     found = set[int]()
     for request, answer in kept:
         first = behind(request.reasoning_end_ids, answer.output_ids)
-        if first and not answer.retractions and Capability.ROUNDS in run.capabilities:
+        if first and not answer.moves and Capability.ROUNDS in run.capabilities:
             deepest = deepest_round(*(int(run.resolved[name]) for name in RESOLVED_SHAPE))
             place = place_of(first - 1, answer.accept_lengths, deepest)
             found |= set() if place is None else {place}

@@ -77,6 +77,6 @@ def identity_fault(answer: Answer, width: int | None) -> str:
     if weighed != correct:
         return f"reports the histogram {histogram}, which holds {weighed} accepted drafts, and {correct} of them"
     # Each round emits its accepted drafts and the target's own token; the first token is the prefill's.
-    if tokens > 1 + answer.retractions + rounds + correct:
+    if tokens > 1 + answer.moves + rounds + correct:
         return f"has {tokens} tokens; its prefill and rounds emitted {1 + rounds + correct}"
     return ""

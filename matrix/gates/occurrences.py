@@ -106,7 +106,7 @@ def _seen(prepared: PreparedCell, run: Run) -> list[Seen]:
         return []
     if cell.own_traits is not None or cell.verify != "whole":
         return []
-    answers = {answer.name: answer for answer in run.answers if not answer.retractions}
+    answers = {answer.name: answer for answer in run.answers if not answer.moves}
     depth, topk, nodes = (int(run.resolved[name]) for name in RESOLVED_SHAPE)
     shape = replace(shape, num_steps=depth, topk=topk, num_draft_tokens=nodes)
     deepest = deepest_round(depth, topk, nodes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
 from specmatrix.matrix.subjects.protocol import Answer
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.wording import count
@@ -27,6 +25,6 @@ def _where(answer: Answer, index: int, chunk: int | None) -> str:
         split = chunk is not None and len(answer.prompt_ids) - answer.cached_tokens > chunk
         hit = f" after a prefix hit of {count(answer.cached_tokens, 'token')}" if answer.cached_tokens else ""
         return f"in {'the last chunk of ' if split else ''}the prefill{hit}"
-    ends = accumulate(answer.accept_lengths, initial=1)
-    verify_round = next((number for number, end in enumerate(ends) if index < end), None)
+    rounds = enumerate(zip(answer.round_starts, answer.accept_lengths, strict=True), 1)
+    verify_round = next((number for number, (start, length) in rounds if start <= index < start + length), None)
     return "" if verify_round is None else f"in verify round {verify_round}"

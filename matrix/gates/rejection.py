@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.acceptance import first_token, sure_of
+from specmatrix.matrix.gates.acceptance import sure_of
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.drawn_rounds import DrawnRound, Text, drawn_round
@@ -108,10 +108,10 @@ def _replayed(prepared: PreparedCell, run: Run, edge: float) -> Iterator[Replaye
 def _of_answer(
     text: Text, answer: Answer, among: range, prepared: PreparedCell, edge: float, run: Run
 ) -> Iterator[Replayed]:
-    """The rounds of one answer. A retraction's prefill emits a token between two rounds, which ones is not known."""
+    """The rounds of one answer."""
     import torch
 
-    prefills, sure = 0, sure_of(run, answer)
+    sure = sure_of(run, answer)
     drafted = 0 if prepared.cell.adapts else int(run.resolved["num_draft_tokens"])  # 0: as many as are verified
     with torch.inference_mode():
         for index in among:
@@ -119,20 +119,15 @@ def _of_answer(
             nodes = drafted or width
             draft = text.draft((nodes - 1, 1, nodes))
             wide = 0 if sure is None else min(sure.rooms[index], sure.most) - 1
-            for more in range(prefills, answer.retractions + 1):
-                at = first_token(answer.accept_lengths, index) + more
-                emitted = answer.output_ids[at : at + length]
-                known = len(answer.prompt_ids) + at - 1
-                block, plain = prepared.cell.acceptance == "block", not drafted and width == 1
-                due = drawn_round(text, draft, known, width - 1, block, wide, plain)
-                other = sure is not None and sure.differs(index, due.shares, more)
-                gap = None if due.margin < edge else _gap(run, (text.seed, known), due.drawn)
-                one = Replayed(answer, at, length - 1, emitted, due, other, gap)
-                if not one.differs or due.margin < edge:
-                    prefills = more
-                    break
+            at = answer.round_starts[index]
+            emitted = answer.output_ids[at : at + length]
+            known = len(answer.prompt_ids) + at - 1
+            block, plain = prepared.cell.acceptance == "block", not drafted and width == 1
+            due = drawn_round(text, draft, known, width - 1, block, wide, plain)
+            other = sure is not None and sure.differs(index, due.shares)
+            gap = None if due.margin < edge else _gap(run, (text.seed, known), due.drawn)
             if emitted:
-                yield one
+                yield Replayed(answer, at, length - 1, emitted, due, other, gap)
 
 
 def _gap(run: Run, key: tuple[int, int], due: Sequence[tuple[int, float]]) -> float | None:

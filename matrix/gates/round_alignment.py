@@ -23,20 +23,15 @@ def oracle_rounds(reach: Sequence[int], widths: Sequence[int], emitted: int) -> 
 
 
 def first_reach_mismatch(
-    mine: Sequence[int], widths: Sequence[int], reach: Sequence[int], retractions: int = 0
+    mine: Sequence[int], widths: Sequence[int], reach: Sequence[int], starts: Sequence[int]
 ) -> int | None:
     """Index of the first round whose length differs from the oracle's at the same position and width; None if none.
 
-    Rounds past the oracle's data are accepted. After a retraction the new prefill emits one token outside any round,
-    which shifts all later rounds by one token; up to `retractions` such shifts may occur anywhere.
+    starts: index of each round's first token in the output. Rounds past the oracle's data are accepted.
     """
-    start, moves = 0, set(range(retractions + 1))
-    for index, (length, width) in enumerate(zip(mine, widths, strict=True)):
-        moves = {moved for moved in moves if due_tokens(reach, start + moved, width) in (None, length)}
-        if not moves:
+    for index, (length, width, start) in enumerate(zip(mine, widths, starts[: len(mine)], strict=True)):
+        if due_tokens(reach, start - 1, width) not in (None, length):
             return index
-        moves = set(range(min(moves), retractions + 1))
-        start += length
     return None
 
 
@@ -46,21 +41,15 @@ def due_tokens(reach: Sequence[int], start: int, width: int) -> int | None:
 
 
 def first_round_mismatch(
-    mine: Sequence[int], theirs: Sequence[int], retractions: int = 0, caps: Sequence[int] = ()
+    mine: Sequence[int], theirs: Sequence[int], starts: Sequence[int], caps: Sequence[int] = ()
 ) -> int | None:
     """Index of the first round that starts at the same token as a reference round but has another length.
 
     What a round accepts depends only on its start position, and at most `caps` of it if it verified a part of its
-    draft. The last round of either side may be truncated and is not compared. A retraction shifts later rounds as in
-    `first_reach_mismatch`.
+    draft. The last round of either side may be truncated and is not compared. starts: as in `first_reach_mismatch`.
     """
-    known = dict(zip(accumulate(theirs, initial=0), theirs[:-1], strict=False))
-    start, moves = 0, set(range(retractions + 1))
-    for index, length in enumerate(mine[:-1]):
-        most = caps[index] if caps else sys.maxsize
-        moves = {moved for moved in moves if min(known.get(start + moved, length), most) == length}
-        if not moves:
+    known = dict(zip(accumulate(theirs, initial=1), theirs[:-1], strict=False))
+    for index, (length, start) in enumerate(zip(mine[:-1], starts, strict=False)):
+        if min(known.get(start, length), caps[index] if caps else sys.maxsize) != length:
             return index
-        moves = set(range(min(moves), retractions + 1))
-        start += length
     return None

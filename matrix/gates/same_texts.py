@@ -22,10 +22,10 @@ Round: TypeAlias = tuple[str, Sequence[int]]
 
 
 def rounds_of(drafts: Iterable[object], answer: Answer) -> Iterator[Round]:
-    """The rounds of an answer but the last, which may be cut; none after a retraction, which moves them. drafts: the
+    """The rounds of an answer but the last, which may be cut; none where tokens of no round move them. drafts: the
     models and the draft's shape of each round."""
     text, start = blake2b(repr((answer.prompt_ids, answer.output_ids[:1])).encode(), digest_size=8), 1
-    for drawn, length in zip(drafts, () if answer.retractions else answer.accept_lengths[:-1], strict=False):
+    for drawn, length in zip(drafts, () if answer.moves else answer.accept_lengths[:-1], strict=False):
         tokens, known = answer.output_ids[start : start + length], text.copy()
         known.update(repr(drawn).encode())
         yield known.hexdigest(), tokens

@@ -53,6 +53,7 @@ class ScheduleGate:
             caches=resolved["radix_cache"],
             window=None if resolved["window"] is None else (resolved["window"], resolved["window_pages"]),
             branches=resolved["topk"] if resolved.get("speculative_ragged_verify") else 0,
+            mixed=resolved.get("enable_mixed_chunk", False),
             **_states(run.journal),
         )
         replay = WorkReplay(run.journal, sizes, log.sent, {one.id: one.tokens for one in run.served}, names)

@@ -41,7 +41,7 @@ def mismatching_turns(run: Run, plain: Run, own: Traits | None = None) -> tuple[
         due = oracle_index(request) is None if own is None else own.own_kv or not answer.cached_tokens
         if request.temperature == 0 and due and answer.accept_lengths:
             compared += 1
-            place = first_round_mismatch(answer.accept_lengths, other.accept_lengths, answer.retractions)
+            place = first_round_mismatch(answer.accept_lengths, other.accept_lengths, answer.round_starts)
             places += [] if place is None else [f"{request.name} in verify round {place + 1}"]
     numbers: dict[str, Number] = {"turns": compared, "turns_left": len(places)}
     if not places:

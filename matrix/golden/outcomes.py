@@ -92,7 +92,13 @@ TIMING: Final = (
 )  # fmt: skip
 # The axes on which each field depends. A start refused by the first axes of `refused` has no other outcome.
 DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
-    REFUSED: (SHAPE, ("spec_version", "overlap"), ("model", "tp"), ("model", "page_size", "state_interval")),
+    REFUSED: (
+        SHAPE,
+        ("spec_version", "overlap"),
+        ("algorithm", "model", "mixed_chunk"),
+        ("model", "tp"),
+        ("model", "page_size", "state_interval"),
+    ),
     "speculative_algorithm": (("algorithm",),),
     "speculative_draft_model_path": (("algorithm", "model"),),
     "speculative_num_steps": (SHAPE,),
@@ -121,6 +127,7 @@ DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "speculative_acceptance": (("acceptance",),),
     "speculative_ragged_verify": (SHAPE,),
     "speculative_confidence_threshold": (("verify",),),
+    "enable_mixed_chunk": (("prefill_chunk", "mixed_chunk"),),
 }
 # Fields of EngineConfig that have another name in a resolved configuration.
 RENAMED: Final[dict[str, str]] = {
@@ -146,7 +153,6 @@ LEFT_OUT: Final = frozenset(
         "enable_streaming_session",
         "disable_grammar_tables",
         "speculative_constrained_drafts",
-        "enable_mixed_chunk",
         "cuda_graph_max_bs",
         "cuda_graph_max_gb",
     }
@@ -226,6 +232,6 @@ def resolution() -> Groups:
             # A start that is not refused counts as RUNS; the other fields of a refused start are free.
             table = {one: found.get(name, RUNS if name == REFUSED else None) for one, found in known[axes].items()}
             for outcome, where in products(axes, table):
-                if outcome != RUNS:
-                    groups[name].setdefault(outcome, []).append(where)
+                if outcome != RUNS and where not in groups[name].setdefault(outcome, []):
+                    groups[name][outcome].append(where)
     return groups

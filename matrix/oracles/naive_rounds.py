@@ -43,10 +43,9 @@ class Sure(NamedTuple):
     rooms: Sequence[int]
     most: int
 
-    def differs(self, index: int, shares: Sequence[float], prefilled: int = 0) -> bool:
-        """Whether a round verified another number than these probabilities of its drafts give. prefilled: tokens that
-        prefills after a retraction took from its room."""
-        room = min(self.rooms[index] - prefilled, self.most)
+    def differs(self, index: int, shares: Sequence[float]) -> bool:
+        """Whether a round verified another number than these probabilities of its drafts give."""
+        room = min(self.rooms[index], self.most)
         held: list[float] = list(accumulate(shares[: room - 1], mul))
         if any(abs(one - self.threshold) < NEAR for one in held):
             return False
@@ -70,12 +69,14 @@ def naive_check(
     lengths: Sequence[int],
     among: Container[int] = range(sys.maxsize),
     drafts: Callable[[str], Drafts] = zoo_drafts,
+    starts: Sequence[int] = (),
     caps: Sequence[int] = (),
     sure: Sure | None = None,
     legal: Callable[[tuple[int, ...]], numpy.ndarray] | None = None,
 ) -> NaiveCheck:
     """Compare an answer's rounds. shapes: (steps, topk, draft tokens) of each round; lengths: tokens of each, bonus
-    included. among: indices of the rounds to compare. drafts: makes a target's drafts. caps: most tokens of each round.
+    included. among: indices of the rounds to compare. drafts: makes a target's drafts. starts: index of each round's
+    first token in the output; (): one follows the other. caps: most tokens of each round.
     legal: the tokens that may follow an output, bool [V], for drafts that follow a grammar.
     A round whose accepted path may extend past the end of the text is not compared.
     """
@@ -88,13 +89,14 @@ def naive_check(
         assert legal is not None
         return legal((*tokens[len(prompt) : known + 1], *path))
 
-    tokens, known, compared, reach = [*prompt, *output], len(prompt), 0, 0
+    tokens, compared, reach = [*prompt, *output], 0, 0
+    starts = starts or [*accumulate(lengths, initial=1)]
     proposals: dict[tuple[str, int], Proposals] = {}
     with torch.inference_mode():
-        for index, (length, shape) in enumerate(zip(lengths, shapes, strict=True)):
+        for index, (length, shape, start) in enumerate(zip(lengths, shapes, starts, strict=False)):
             if index not in among:
-                known += length
                 continue
+            known = len(prompt) + start - 1
             key = key_of(algorithm, shape)
             if key not in proposals:
                 proposals[key] = Proposals(drafts(target).of(algorithm, shape, tokens), legal and after)
@@ -106,7 +108,6 @@ def naive_check(
             shares = best_shares(proposals[key], known, shape[2] - 1) if sure is not None else []
             if min(len(path) + 1, most) != length or (sure is not None and sure.differs(index, shares)):
                 return NaiveCheck(compared, index, reach)
-            known += length
     return NaiveCheck(compared, None, reach)
 
 

@@ -21,7 +21,8 @@ class Sizes(NamedTuple):
     """chunk: tokens of a prefill step, None for any number. rows: requests that run at once. width: positions of the
     widest round; branches: children of a node, if a row has no more nodes than what is left of its length can emit,
     else 0. span: tokens past a page that its KV depends on. window: (tokens, pages) of sliding layers. interval: tokens
-    between two checkpoints of a recurrent state, 0 without states; states: how many of them there are."""
+    between two checkpoints of a recurrent state, 0 without states; states: how many of them there are. mixed: whether a
+    prefill step advances running requests by a token too."""
 
     pages: int
     page: int
@@ -35,6 +36,7 @@ class Sizes(NamedTuple):
     branches: int = 0
     interval: int = 0
     states: int = 0
+    mixed: bool = False
 
     @property
     def unit(self) -> int:

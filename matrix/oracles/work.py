@@ -121,7 +121,9 @@ class WorkReplay:
     # Launches.
 
     def _plan(self) -> NeededStep:
+        running = [request for request in self.active if request.decoding] if self.sizes.mixed else []
         rows = self._prefill()
+        rows += self._mixed(running) if rows else []
         scored = any(self.requests[row.request].unscored is not None for row in rows)
         if rows:
             return NeededStep(True, tuple(rows), max(row.width for row in rows), scored)
@@ -141,6 +143,15 @@ class WorkReplay:
             self._admit(request)
             rows.append(self._chunk(request, take := min(budget, self._chunk_end(request) - request.prefilled)))
             budget -= take
+        return rows
+
+    def _mixed(self, running: Sequence[PlannedRequest]) -> list[Launched]:
+        """Each running request is advanced by one token, if there is room without a retraction."""
+        rows = []
+        for request in running:
+            if request.decoding and self._most(request) and self._reclaim(request, 1):
+                self._reserve(request, 1)
+                rows.append(self._launch(request, 1, prefill=False))
         return rows
 
     def _chunk_end(self, request: PlannedRequest) -> int:

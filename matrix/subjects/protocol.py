@@ -75,6 +75,23 @@ class Answer:
     further: tuple[Answer, ...] = ()
     prompt_logprobs: tuple[float | None, ...] = ()
     prompt_top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    outside_rounds: tuple[int, ...] = ()  # indices of the output tokens that no round emitted; () if unknown
+
+    @property
+    def moves(self) -> int:
+        """How many tokens at most no round emitted, besides the first."""
+        return max(self.retractions, len(self.outside_rounds) - 1)
+
+    @property
+    def round_starts(self) -> tuple[int, ...]:
+        """Index of each round's first token in the output."""
+        found, at, outside = list[int](), 0, {0, *self.outside_rounds}
+        for length in self.accept_lengths:
+            while at in outside:
+                at += 1
+            found.append(at)
+            at += length
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

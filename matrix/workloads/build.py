@@ -3,8 +3,8 @@
 Prompts are questions of gsm-mini's test split. Request names: `q<index>` is question `index` of that file,
 `q<index>.again` repeats it (a prefix cache hit), `q<index>.turn<n>` continues it in a session, `w<n>.<m>` belongs to
 wave n or to line n of `neighbours.KINDS`, `t<n>` has a short prompt around the size of a chunk, `f<n>` a long one,
-`h<n>` one that leaves that of `h0` around a checkpoint, `b<n>` a grammar that begins in its answer, and `d<n>` is a
-sample of the distribution gate.
+`h<n>` one that leaves that of `h0` around a checkpoint, `b<n>` a grammar that begins in its answer, `m0` is read in
+mixed steps, and `d<n>` is a sample of the distribution gate.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import cache
 from itertools import product
 from random import Random
 from typing import Any, Final
+from zlib import crc32
 
 from specmatrix.matrix.cells.cell import HYBRIDS, SHORT_CONTEXT, TIGHT_TOKENS, Cell
 from specmatrix.matrix.cells.start_settings import session_retract
@@ -145,6 +146,7 @@ def _requests(cell: Cell, seed: int, draws: int) -> Sequence[RequestSpec]:
     if cell.grammar != "none" and (shape := shape_of(cell)) is not None:
         before = tuple(request.name for request in requests)
         requests = [*requests, *within_answers(cell, shape, _short_prompts(cell, len(limits)), before)]
+    requests += _beside(cell, seed)
     return with_chat_rules(requests) if cell.sampling == "mixed" else requests
 
 
@@ -299,6 +301,14 @@ def _tails(cell: Cell, seed: int) -> list[RequestSpec]:
         request = replace(request, seed=1000 * seed + 500 + place)
         requests.append(ruled(request, place, tokenizer().encode(" " + answer, add_special_tokens=False).ids))
     return requests
+
+
+def _beside(cell: Cell, seed: int) -> list[RequestSpec]:
+    """In cells with mixed steps a last prompt, another one in each cell, so that no cache has it: the other requests go
+    on while it is read."""
+    ids, _ = _openings()[(crc32(cell.id.encode()) + seed) % len(_openings())]
+    request = RequestSpec("m0", tokenizer().decode(ids), TAIL_LIMIT, seed=1000 * seed + 700, ignore_eos=True)
+    return [request] if cell.mixed_chunk == "on" else []
 
 
 def _alternating(cell: Cell, seed: int, after: tuple[str, ...]) -> list[RequestSpec]:

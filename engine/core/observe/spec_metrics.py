@@ -10,7 +10,8 @@ class SpecMetrics:
     """Counts over processed verify rounds; a round still in flight at the finish is not counted.
 
     `correct` excludes the bonus token, `emitted` includes it. `histogram[d]` counts rounds with d accepted drafts.
-    `lengths` and `widths` hold each round's tokens, bonus included, and the nodes that it verified.
+    `lengths` and `widths` hold each round's tokens, bonus included, and the nodes that it verified. `outside`: indices
+    of the output tokens that no round emitted, but prefill steps.
     """
 
     verify_ct: int = 0
@@ -20,6 +21,7 @@ class SpecMetrics:
     histogram: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     widths: list[int] = field(default_factory=list)
+    outside: list[int] = field(default_factory=list)
 
     def count(self, accepted: int, width: int) -> None:
         """One verify round: `accepted` tokens including the bonus, `width` verified nodes including the root."""

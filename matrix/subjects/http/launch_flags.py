@@ -32,12 +32,14 @@ NO_V1: Final = "the server has no v1: with `disable_overlap_schedule` it runs v2
 # The first version of SGLang without v1.
 V2_ONLY: Final = Version("0.5.13")
 ADAPTIVE: Final = "the server does not report the table of its adaptive steps"
+MIXED: Final = "a server does not report which tokens its mixed steps (enable_mixed_chunk) emitted between rounds"
 # Axes of which a server reports no value: only the default is supported, for the reason given.
 UNREPORTED: Final = {
     "adaptive": ADAPTIVE,
     "numerics": "a server has kernels of its own for each precision, which `numerics` does not name",
     "acceptance": "cells of a server have the acceptance rule that it was started with, which its profile states",
     "verify": "a server does not report how many drafts each of its rounds verified",
+    "mixed_chunk": MIXED,
     "constrained_drafts": "a server does not report whether its drafts follow grammars",
 }
 # Constraints that rule out a start, whatever its requests.
@@ -94,6 +96,8 @@ def mismatches(cell: Cell, running: Mapping[str, Any]) -> Iterator[str]:
     yield from unreported(cell)
     if cell.adaptive == "off" and running.get("speculative_adaptive"):
         yield ADAPTIVE
+    if cell.mixed_chunk == "off" and running.get("enable_mixed_chunk"):
+        yield MIXED
     if cell.spec_version == "v1" and not has_v1(running):
         yield NO_V1
 

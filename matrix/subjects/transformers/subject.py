@@ -35,6 +35,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "acceptance": "transformers accepts drafts by one rule, which its profile states",
     "verify": "transformers verifies every draft that its confidence threshold leaves",
     "constrained_drafts": "transformers has no grammars",
+    "mixed_chunk": "transformers runs one request at a time",
     "spec_version": "transformers has one timing of a round",
     "overlap": "transformers has no overlap schedule",
     "page_size": "transformers' KV cache has no pages",

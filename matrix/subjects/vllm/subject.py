@@ -39,6 +39,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "adaptive": "vLLM chooses the depth of its drafts by batch size alone, not by acceptance",
     "verify": "vLLM cuts drafts at the context's end only",
     "constrained_drafts": "vLLM masks no draft's logits",
+    "mixed_chunk": "vLLM reads prompts beside running requests in every step",
     "session": "vLLM has no sessions",
     "numerics": "the kernels of this subject's precisions are vLLM's own, which `numerics` does not name",
 }

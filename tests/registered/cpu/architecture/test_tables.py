@@ -18,9 +18,10 @@ LIMITED = {
     "adaptive steps": lambda traits: traits.adaptive,
     "shortened rows": lambda traits: traits.drafts,
     "confident rows": lambda traits: traits.confident,
+    "mixed steps": lambda traits: not traits.reads_host,
     "rejection sampling": lambda traits: traits.drafts and traits.rounds == "own",
 }
-MODE_AXES = ("session", "adaptive", "acceptance", "verify", "spec_version", "tp")
+MODE_AXES = ("session", "adaptive", "acceptance", "verify", "mixed_chunk", "spec_version", "tp")
 
 
 def rows(page: str, head: str) -> list[dict[str, str]]:

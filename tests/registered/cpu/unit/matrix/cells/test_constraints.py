@@ -18,6 +18,12 @@ from tests.support.refusals import refusal
 SHAPE = [name for name in START_AXES[: START_AXES.index("page_size")] if name not in ("tp", "verify")]
 ROOMS = ({}, {"page_size": "64", "prefix_cache": "off", "memory": "tight"})
 MASKED = {"batch": "mixed_lengths", "grammar": "json"}
+MIXED = {"mixed_chunk": "on", "prefill_chunk": "7", "spec_version": "v1", "batch": "mixed_lengths", "sampling": "mixed"}
+DASHED = {"algorithm": "dflash"} | MASKED
+STEPS = {"algorithm": "eagle3", "steps": "3"}
+MIXES = tuple(MIXED | one for one in ({}, {"spec_version": "v2"}, {"model": "qwen35"}, {"algorithm": "eagle3"}, STEPS))
+MIXES += MIXED | STEPS | {"topk": "4"}, MIXED | STEPS | {"grammar": "json"}
+MIXES += (MIXED | {"session": "streaming", "finish": "length"},)
 STATED = {"model": "qwen35", "batch": "pair"}
 # The same of cells with checkpoints.
 CHECKED = (
@@ -40,6 +46,8 @@ SHORT = [
     {"batch": "pair", "state_interval": "16"},
     STATED | {"page_size": "16", "state_interval": "24"},
     {"algorithm": "ngram", "constrained_drafts": "on"} | MASKED,
+    {"algorithm": "ngram"} | MIXED,
+    MIXED | {"prefill_chunk": "off"},
 ]
 # Starts that one set of constraints forbids are alike to the engine: so many of them are resolved, spread evenly.
 ALIKE = 60
@@ -91,10 +99,10 @@ def test_every_constraint_forbids_a_cell_alone(constraint):
     alone = [
         Cell(**(beside | row))
         for row in rows
-        for beside in ({}, STATED, MASKED, {"algorithm": "dflash"} | MASKED, *CHECKED, *SEVERAL, *WINDOWS, *DRAWN)
+        for beside in ({}, STATED, MASKED, DASHED, *MIXES, *CHECKED, *SEVERAL, *WINDOWS, *DRAWN)
         if {row.get("tp", "1"), row.get("acceptance", "match"), row.get("verify", "whole")} - {"1", "match", "whole"}
         or not beside
-        or constraint.name.startswith(("few-", "interval-", "constrained-"))
+        or constraint.name.startswith(("few-", "interval-", "constrained-", "mixed-"))
     ]
     assert any(constraints.explain(cell) == (constraint,) for cell in alone)
 

@@ -131,6 +131,8 @@ adaptive.switched_down- eagle3.s3 none not eagle3.tiers eagle3.flat
 tree.compacted- eagle3.s3 none not eagle3.s3.k4.n8
 overlap.dropped- eagle3.s3.v1 not eagle3.s3.v2
 prefill.chunked- none not none.c7
+mixed.step+ none.v2.c7.mixing.mixed_lengths.mixed not none.v2.c7.mixed_lengths.mixed
+mixed.step- none.v2.c7.mixed_lengths.mixed not none.v2.c7.mixing.mixed_lengths.mixed
 prefix.insert- none.nocache none.qwen3 not none
 window.slid- none not none.qwen3.nocache
 session.opened- none.pair not none.pair.branch none.pair.stream

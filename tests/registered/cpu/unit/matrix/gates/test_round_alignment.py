@@ -23,15 +23,15 @@ def test_the_oracle_takes_rounds_of_the_same_widths(widths, emitted, rounds):
 
 
 @pytest.mark.parametrize(
-    ("rounds", "widths", "retractions", "place"),
+    ("rounds", "widths", "starts", "place"),
     [
-        ((3, 1, 5), (3, 8, 4), 0, 2),
-        ((3, 1, 4, 2), (3, 8, 4, 8), 0, None),
-        ((4, 6, 2, 9), (8, 8, 8, 8), 0, None),  # the oracle knows nothing of the last two
+        ((3, 1, 5), (3, 8, 4), (1, 4, 5), 2),
+        ((3, 1, 4, 2), (3, 8, 4, 8), (1, 4, 5, 9), None),
+        ((4, 6, 2, 9), (8, 8, 8, 8), (1, 5, 11, 13), None),  # the oracle knows nothing of the last two
         # After three tokens of rounds a prefill gave one more: the next round starts at position 4, not 3.
-        ((3, 6), (3, 8), 1, None),
-        ((3, 3), (8, 3), 1, None),  # a retraction before the first round
+        ((3, 6), (3, 8), (1, 5), None),
+        ((3, 3), (8, 3), (2, 5), None),  # a retraction before the first round
     ],
 )
-def test_the_first_other_round_is_found(rounds, widths, retractions, place):
-    assert first_reach_mismatch(rounds, widths, REACH, retractions) == place
+def test_the_first_other_round_is_found(rounds, widths, starts, place):
+    assert first_reach_mismatch(rounds, widths, REACH, starts) == place
