@@ -16,6 +16,7 @@ RESOLVED_FIELD: Final = {
     "draft_tokens": "num_draft_tokens",
     "prefix_cache": "radix_cache",
     "prefill_chunk": "chunked_prefill_size",
+    "mixed_chunk": "enable_mixed_chunk",
     "context": "context_length",
     "slots": "max_running_requests",
     "acceptance": "speculative_acceptance",

@@ -74,6 +74,7 @@ def test_the_start_of_a_server_has_each_of_its_values(reports: dict[str, Any], s
         ({"dtype": "half"}, "the server runs dtype half, not float32"),
         ({"chunked_prefill_size": 512}, "the server runs chunked_prefill_size 512, which splits prompts"),
         ({"speculative_adaptive": True}, "the server does not report the table of its adaptive steps"),
+        ({"enable_mixed_chunk": True}, "a server does not report which tokens its mixed steps (enable_mixed_chunk) em"),
         ({"speculative_algorithm": "NEXTN"}, "nextn: the drafter's layers are in the target's checkpoint"),
     ],
 )
