@@ -9,6 +9,7 @@ import pytest
 from specmatrix.engine.api import LLM, Output
 from specmatrix.engine.core.observe.step_counter import Delivery, RowOutcome
 from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.engine.core.schedule.step import StepPlan, StepResult
 from tests.support.engines import RUNS, engine
 
 QUESTIONS = (
