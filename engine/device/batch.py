@@ -56,7 +56,8 @@ class StepBatch:
     """B requests by W positions, padded to the widest request.
 
     rows [B]; start [B] KV length before the step; padded_kv_len: number of positions that the step reads, at least the
-    host's bound on start + W; root [B, 1] the previous round's bonus token (meaningless in a prefill step).
+    host's bound on start + W; root [B, 1] the last token, which has no KV yet (of a prefill step only
+    that of a running request means something).
     slots [B, T] of positions 0..T-1, T = padded_kv_len; past a row's reservation they are 0 or another row's.
     lengths [B]: how far each row is real: tokens of each chunk, or nodes that a verify round verifies (`shorten`); None
     in a round whose rows all have width W. known: the rows' tokens, in

@@ -65,8 +65,9 @@ class DraftHooks(Protocol):
     def prime(
         self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor
     ) -> DraftState | None:
-        """After a prefill step. tokens [B, W] prompt chunk; aux [B, W, A] captured states; sampled [B] the target's
-        next token; following [B] the next prompt token, or -1 if the chunk is the last."""
+        """After a prefill step. tokens [B, W] prompt chunk, or in a mixed step a running request's last token; aux
+        [B, W, A] captured states; sampled [B] the target's next token; following [B] the next prompt token, or -1 if
+        the chunk is the last."""
         ...
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
