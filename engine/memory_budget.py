@@ -92,7 +92,7 @@ def needs(resolved: Resolved, models: Sequence[Model], ranks: int) -> list[Need]
         states = (1 + r.states + rows * r.max_draft_tokens) * each
     drafted = size * sum(draft.layers * draft.config.kept_numbers() for draft in drafts)
     carried = size * sum(max(draft.layers, 1) * draft.config.hidden_size for draft in drafts)
-    chosen_late = r.parallel_drafting and r.speculative_constrained_drafts
+    chosen_late = r.parallel_drafting and (r.speculative_constrained_drafts or r.speculative_confidence_threshold > 0)
     if drafts and (r.speculative_acceptance != "match" or chosen_late):  # what the next drafts are drawn from
         together = r.parallel_drafting or r.enable_multi_layer_eagle
         carried += 4 * target.config.vocab_size * (r.max_steps if together else 1)

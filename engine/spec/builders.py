@@ -177,9 +177,8 @@ def autoregressive(
     """The autoregressive drafter of a draft model with KV, in the resolved shape, or with `masks` one of a forward per
     round. capture: target layers it reads."""
     resolved = context.resolved
-    if masks is None:
-        make: Callable[..., Drafter] = AutoregressiveDrafter
-    else:
+    make: Callable[..., Drafter] = AutoregressiveDrafter
+    if masks is not None:
         make = partial(ParallelDrafter, masks=masks, positions=context.target.positions)
     return make(
         context.traits,

@@ -33,24 +33,19 @@ class ParallelDrafter(AutoregressiveDrafter):
 
     @property
     def _late(self) -> bool:
-        """Whether drafts are chosen by the round that verifies them, each after the one before it."""
-        return self.draws or self.constrained
+        """Whether the round that verifies drafts chooses them, each after the one before it."""
+        return self.draws or self.constrained or self.threshold > 0
 
     def _carries(self, width: int) -> tuple[DraftStateSpec, ...]:
-        """ids [steps], the next round's drafts, and sure [steps], their confidences, if any may be left out; or logits
-        [steps, draft vocabulary] to choose them from."""
+        """ids [steps], the next round's drafts, or the logits [steps, draft vocabulary] to choose them from."""
         if self._late:
             return (DraftStateSpec("scores", (self.steps, self.model.vocab_size), torch.float32),)
-        found = (DraftStateSpec("ids", (self.steps,), torch.int64),)
-        return (*found, DraftStateSpec("sure", (self.steps,), torch.float32)) if self.threshold else found
+        return (DraftStateSpec("ids", (self.steps,), torch.int64),)
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
         drafts, state = batch.width - 1, relay.state(batch.rows)
-        if not drafts:
-            return shared_chain(batch.root)
         if not self._late:
-            lengths = confident_nodes(state["sure"][:, :drafts], self.threshold) if self.threshold else None
-            return shared_chain(torch.cat((batch.root, state["ids"][:, :drafts]), 1), None, lengths)
+            return shared_chain(torch.cat((batch.root, state["ids"][:, :drafts]), 1))
         rows = batch.sampling if self.draws else None
         grammar = batch.grammar if self.constrained else None
         states = None if grammar is None else grammar.state[:, None]
@@ -71,9 +66,8 @@ class ParallelDrafter(AutoregressiveDrafter):
         token, state = self.masks
         ahead, end = count(masks, tokens.device), batch.start + kept
         positions, write, bias = batch.causal(width, self.pool.data.dtype)
-        attend = step_and_masks(
-            self.pool, write, batch.slots, bias, prefix_bias(end, batch.padded_kv_len, bias.dtype), masks
-        )
+        seen = prefix_bias(end, batch.padded_kv_len, bias.dtype)
+        attend = step_and_masks(self.pool, write, batch.slots, bias, seen, masks)
         places = (end[:, None] + ahead).clamp(max=self.positions - 1)
         words = torch.cat((tokens, tokens.new_full((batch_size, masks), token)), 1)
         if aux is not None and state is not None:
@@ -81,7 +75,4 @@ class ParallelDrafter(AutoregressiveDrafter):
         out = self.model.forward(words, torch.cat((positions, places), 1), aux, attend)
         rows = torch.cat(((kept - 1)[:, None], (width + ahead).expand(batch_size, -1)), 1)
         logits = self.model.logits(out.gather(1, rows[:, :, None].expand(-1, -1, out.shape[2])))
-        if self._late:
-            return {"scores": logits}
-        state_of_chain = {"ids": self.model.to_target(argmax(logits))}
-        return state_of_chain | ({"sure": confidence(logits)} if self.threshold else {})
+        return {"scores": logits} if self._late else {"ids": self.model.to_target(argmax(logits))}

@@ -32,6 +32,8 @@ DRAFTS: Final = {
     ("qwen35", "standalone"): "llama-mini-standalone",
     ("qwen35", "eagle3"): "qwen35-mini-eagle3",
     ("llama_json", "eagle3"): "llama-mini-json-eagle3",
+    ("llama", "standalone.parallel"): "llama-mini-pard",
+    ("llama", "eagle3.parallel"): "llama-mini-peagle",
 }
 # The n-gram lookup mode per model, so that all modes are covered without another axis: most recent match first, most
 # frequent first, corpus first.
@@ -84,6 +86,7 @@ class Cell(NamedTuple):
     acceptance: str = "match"
     verify: str = "whole"
     constrained_drafts: str = "off"
+    drafting: str = "stepwise"
     spec_version: str = "auto"
     overlap: str = "on"
     page_size: str = "1"
@@ -146,13 +149,18 @@ class Cell(NamedTuple):
     @property
     def draft(self) -> str | None:
         """The draft's name in the zoo; None without a draft, or if the target's checkpoint contains it."""
-        return DRAFTS.get((self.model, self.algorithm))
+        return DRAFTS.get((self.model, self.drafter))
+
+    @property
+    def drafter(self) -> str:
+        """The name of the algorithm's draft in DRAFTS and among the oracle's."""
+        return self.algorithm if self.drafting == "stepwise" else f"{self.algorithm}.{self.drafting}"
 
     @property
     def baseline(self) -> "Cell":
         """The same cell without a drafter and mixed steps, for paired gates."""
-        drafting = ("steps", "topk", "draft_tokens", "adaptive", "acceptance", "verify", "constrained_drafts")
-        default = {name: self._field_defaults[name] for name in (*drafting, "mixed_chunk")}
+        names = ("steps", "topk", "draft_tokens", "adaptive", "acceptance", "verify", "constrained_drafts", "drafting")
+        default = {name: self._field_defaults[name] for name in (*names, "mixed_chunk")}
         return self._replace(algorithm="none", **default)
 
     @property
@@ -165,7 +173,8 @@ class Cell(NamedTuple):
     @property
     def session_baseline(self) -> "Cell":
         """The default engine start with the cell's drafter, the reference for turns with inherited KV."""
-        names = ("algorithm", "steps", "topk", "draft_tokens", "acceptance", "verify", "constrained_drafts")
+        shape = ("steps", "topk", "draft_tokens", "acceptance", "verify", "constrained_drafts")
+        names = ("algorithm", "drafting", *shape)
         return self.canonical._replace(**{name: self.values[name] for name in names})
 
     @property

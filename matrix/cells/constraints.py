@@ -124,7 +124,9 @@ def _equal_widths(cell: Cell) -> bool:
 
 # What the constraints of constraints.yaml without a selector forbid.
 FORBIDS: Final[dict[str, Callable[[Cell], bool]]] = {
-    "no-draft-trained": lambda cell: cell.draft is None and cell.algorithm in {algorithm for _, algorithm in DRAFTS},
+    "no-draft-trained": lambda cell: (
+        cell.draft is None and (cell.drafting == "parallel" or cell.algorithm in {algorithm for _, algorithm in DRAFTS})
+    ),
     "equal-widths": _equal_widths,
     "chain-of-its-own-width": lambda cell: cell.adapts and (cell.topk, cell.draft_tokens) != ("auto", "auto"),
     "table-of-one-drafter": lambda cell: (

@@ -33,6 +33,7 @@ LATE: Final = frozenset(
         ("algorithm", "suffix"),
         ("constrained_drafts", "on"),
         ("mixed_chunk", "on"),
+        ("drafting", "parallel"),
     }
 )
 # A value of few others of every axis: its cells are found by themselves, as fast as those without it.

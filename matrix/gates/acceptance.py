@@ -383,7 +383,7 @@ def _drafts(cell: Cell, run: Run, answer: Answer) -> list[tuple[str, str, int, i
     """Target, drafter, steps, topk and draft tokens of each round of an answer."""
     if not cell.adapts:
         return [(cell.target, *combination(cell, run.resolved))] * len(answer.accept_lengths)
-    drafter = "nextn.single" if cell.algorithm == "nextn" else cell.algorithm
+    drafter = "nextn.single" if cell.algorithm == "nextn" else cell.drafter
     return [(cell.target, drafter, width - 1, 1, width) for width in answer.round_widths]
 
 
@@ -434,7 +434,7 @@ def sure_of(run: Run, answer: Answer) -> Sure | None:
 
 def _adapted(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | str:
     """Greedy requests paired with what the oracle's chain accepts in rounds of the same widths."""
-    drafter = "nextn.single" if cell.algorithm == "nextn" else cell.algorithm
+    drafter = "nextn.single" if cell.algorithm == "nextn" else cell.drafter
     if oracle is None or drafter not in oracle.reach:
         return f"the oracle has no correct-draft counts for {drafter}"
     pairs = []
@@ -472,7 +472,7 @@ def _unordered(answer: Answer) -> tuple[int, ...]:
 
 def combination(cell: Cell, resolved: Mapping[str, Any]) -> Combination:
     """The oracle's key for the running configuration."""
-    return cell.algorithm, int(resolved["num_steps"]), int(resolved["topk"]), int(resolved["num_draft_tokens"])
+    return cell.drafter, int(resolved["num_steps"]), int(resolved["topk"]), int(resolved["num_draft_tokens"])
 
 
 def same_range(mine: Sequence[int], theirs: Sequence[int]) -> Rounds:

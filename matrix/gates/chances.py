@@ -57,7 +57,7 @@ class ChancesGate:
         with torch.inference_mode():
             for answer in answers[::stride]:
                 request = drawn[answer.name]
-                text = Text(cell.target, cell.algorithm, request, 0, answer.prompt_ids, answer.output_ids)
+                text = Text(cell.target, cell.drafter, request, 0, answer.prompt_ids, answer.output_ids)
                 at = first
                 nodes = int(run.resolved["num_draft_tokens"]) if not answer.round_widths else 0
                 for length, width in zip_longest(answer.accept_lengths, answer.round_widths, fillvalue=nodes):

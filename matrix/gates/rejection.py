@@ -98,7 +98,7 @@ def _replayed(prepared: PreparedCell, run: Run, edge: float) -> Iterator[Replaye
     for answer in drawn:
         request = requests[answer.name]
         seed = prepared.asked.random_seed if request.seed is None else request.seed
-        algorithm = "nextn.single" if cell.adapts and cell.algorithm == "nextn" else cell.algorithm
+        algorithm = "nextn.single" if cell.adapts and cell.algorithm == "nextn" else cell.drafter
         text = Text(cell.target, algorithm, request, seed, answer.prompt_ids, answer.output_ids)
         among = range(-passed % stride, len(answer.accept_lengths), stride)
         yield from _of_answer(text, answer, among, prepared, edge, run)

@@ -86,9 +86,9 @@ def _where(axes: Sequence[str], one: Product) -> str:
 REFUSED: Final = "refused"
 AS_ASKED: Final = "as asked"
 RUNS: Final = "runs"
-SHAPE: Final = ("algorithm", "model", "steps", "topk", "draft_tokens", "adaptive", "acceptance", "verify")
+SHAPE: Final = ("algorithm", "model", "steps", "topk", "draft_tokens", "adaptive", "acceptance", "verify", "drafting")
 TIMING: Final = (
-    "algorithm", "model", "steps", "topk", "adaptive", "acceptance", "verify", "spec_version", "overlap",
+    "algorithm", "model", "steps", "topk", "adaptive", "acceptance", "verify", "drafting", "spec_version", "overlap",
 )  # fmt: skip
 # The axes on which each field depends. A start refused by the first axes of `refused` has no other outcome.
 DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
@@ -100,12 +100,12 @@ DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ("model", "page_size", "state_interval"),
     ),
     "speculative_algorithm": (("algorithm",),),
-    "speculative_draft_model_path": (("algorithm", "model"),),
+    "speculative_draft_model_path": (("algorithm", "model", "drafting"),),
     "speculative_num_steps": (SHAPE,),
     "speculative_eagle_topk": (SHAPE,),
     "speculative_num_draft_tokens": (SHAPE,),
     "enable_multi_layer_eagle": (SHAPE,),
-    "parallel_drafting": (("algorithm", "model"),),
+    "parallel_drafting": (("algorithm", "model", "drafting"),),
     "speculative_adaptive": (SHAPE,),
     "adaptive_slots": (SHAPE,),
     "ngram": (SHAPE,),

@@ -12,8 +12,9 @@ from specmatrix.matrix.subjects.protocol import StepForwards
 
 
 class DraftShape(NamedTuple):
-    """How a drafter works. kind: "none", "token" (a forward per depth), "layers" (one layer per depth), "block", or
-    "own" (a user's drafter with weights, whose forwards cannot be predicted)."""
+    """How a drafter works. kind: "none", "token" (a forward per depth), "layers" (one layer per depth), "parallel" (one
+    forward with a mask token per further depth), "block", or "own" (a user's drafter with weights, whose forwards
+    cannot be predicted). steps: of the deepest round."""
 
     kind: str
     steps: int
@@ -28,7 +29,10 @@ class DraftShape(NamedTuple):
         kind = kind if traits.needs_draft_model else "none"
         if resolved["enable_multi_layer_eagle"]:
             kind = "layers"
-        return cls(kind, resolved["num_steps"], resolved["topk"], resolved["num_draft_tokens"])
+        if resolved["parallel_drafting"]:
+            kind = "parallel"
+        deepest = max((s["candidate_steps"][-1] for s in resolved["adaptive_slots"]), default=resolved["num_steps"])
+        return cls(kind, deepest, resolved["topk"], resolved["num_draft_tokens"])
 
 
 def draft_forwards(shape: DraftShape, prefill: bool, requests: int, width: int) -> list[tuple[int, int]]:
@@ -38,6 +42,8 @@ def draft_forwards(shape: DraftShape, prefill: bool, requests: int, width: int) 
     if shape.kind == "layers":
         # The layers recompute the positions that were based on drafts.
         return [(requests, shape.steps - 1 + width)] * shape.steps
+    if shape.kind == "parallel":
+        return [(requests, width + shape.steps - 1)]
     if shape.kind == "block":
         return [(requests, width)] if prefill else [(requests, width)] * 2
     if prefill:

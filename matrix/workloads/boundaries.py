@@ -55,7 +55,7 @@ def within_answers(cell: Cell, shape: Resolved, indices: Sequence[int], after: t
     place of `due_places`; none without the oracle's rounds. Under tight memory each runs alone."""
     widths = shape.num_steps, shape.topk, shape.num_draft_tokens
     oracle, eos, deepest = oracle_of(cell.target), eos_ids(cell.target), deepest_round(*widths)
-    rounds = None if oracle is None else oracle.rounds.get((cell.algorithm, *widths))
+    rounds = None if oracle is None else oracle.rounds.get((cell.drafter, *widths))
     if oracle is None or rounds is None or cell.model == "llama_json":  # whose answers end with their grammar
         return []
     texts = oracle.continuations

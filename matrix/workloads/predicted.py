@@ -66,7 +66,7 @@ def predict(cell: Cell, shape: Resolved, request: RequestSpec) -> Prediction | N
     if index is None or oracle is None or request.temperature > 0 or request.n > 1 or cell.adapts:
         return None
     widths = shape.num_steps, shape.topk, shape.num_draft_tokens
-    rounds = oracle.rounds.get((cell.algorithm, *widths))
+    rounds = oracle.rounds.get((cell.drafter, *widths))
     if rounds is None:
         return None
     ids = oracle.continuations[index]

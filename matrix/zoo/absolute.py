@@ -87,11 +87,12 @@ def require(target: str, body: Mapping[str, Any], known: Figures) -> None:
 
 
 def write(target: str, body: Mapping[str, Any]) -> None:
-    """Refuse an oracle's content as `require` does, and store its figures if the target has none."""
+    """Refuse an oracle's content as `require` does, and store the figures that it adds."""
     known = stored()
     require(target, body, known)
-    if target not in known:
-        text = json.dumps(msgspec.to_builtins({**known, target: of_oracle(body)}), indent=1)
+    found = of_oracle(body)
+    if found.keys() - known.get(target, {}).keys():
+        text = json.dumps(msgspec.to_builtins({**known, target: {**found, **known.get(target, {})}}), indent=1)
         FILE.write_text(f"{text}\n", encoding="utf-8")
 
 

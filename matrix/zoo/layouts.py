@@ -61,6 +61,8 @@ def config_of(recipe: Recipe, target: Recipe | None) -> dict[str, Any]:
         config |= _windows(shape)
     if recipe.family == "mistral" and isinstance(shape, ModelShape):
         config["sliding_window"] = shape.window
+    if recipe.kind == "standalone" and recipe.parallel:
+        config |= {"pard_token": recipe.mask_id, "spd_type": "pard"}
     if target is not None:
         config |= _draft(recipe, target)
     return config
@@ -160,4 +162,4 @@ def _draft(recipe: Recipe, target: Recipe) -> dict[str, Any]:
             "num_target_layers": target.shape.layers,
             "dflash_config": {"mask_token_id": recipe.mask_id, "target_layer_ids": list(recipe.aux_layers)},
         }
-    return {"pard_token": recipe.mask_id, "spd_type": "pard"} if recipe.parallel else {}
+    return {}

@@ -48,7 +48,7 @@ STEPS: Final = ("auto", 1, 2, 3, 5, 7)
 TOPK: Final = ("auto", 1, 2, 4)
 WIDTHS: Final = ("auto", 4, 6, 8, 16)
 # Drafts whose depth may adapt from round to round, and the maximum depth.
-ADAPTING: Final = ("eagle", "eagle3", SINGLE)
+ADAPTING: Final = ("eagle", "eagle3", "eagle3.parallel", SINGLE)
 DEEPEST: Final = 7
 CHAIN: Final = (DEEPEST, 1, DEEPEST + 1)
 Legal: TypeAlias = Callable[[int, TokenPath], numpy.ndarray]

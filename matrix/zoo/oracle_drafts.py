@@ -17,7 +17,7 @@ from specmatrix.matrix.zoo import checkpoint
 from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.evaluate import captured_layers
-from specmatrix.matrix.zoo.heads import Head, whole
+from specmatrix.matrix.zoo.heads import Head, LanguageHead, mask_of, whole
 from specmatrix.matrix.zoo.hybrid_net import HybridNet
 from specmatrix.matrix.zoo.net import CausalNet, rope_table
 from specmatrix.matrix.zoo.recipes import RECIPES
@@ -58,7 +58,8 @@ class StandaloneDraft(OracleDraft):
 
 
 class HeadDraft(OracleDraft):
-    """A head over the target's captured states [T, A], which reads its own state for drafted tokens."""
+    """A head over the target's captured states [T, A]. For drafted tokens it reads its own state; one that drafts in
+    parallel has its mask token and the state of that in their place, so that logits do not depend on the path."""
 
     def __init__(self, head: Head, kept: Tensor, tokens: list[int], captured: Tensor) -> None:
         self.head = head
@@ -69,6 +70,9 @@ class HeadDraft(OracleDraft):
     def after(
         self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
     ) -> tuple[Tensor, Tensor]:
+        if mask := mask_of(self.head):
+            paths = [(mask[0],) * len(path) for path in paths]
+            states = [[mask[1]] * len(own) for own in states]
         rows = torch.tensor([[*self.tokens[1 : known + 1], *path] for path in paths])
         hidden = torch.stack([torch.stack((*self.features[:known], *own)) for own in states])
         state, logits = self.head.step(
@@ -155,6 +159,10 @@ class Drafts:
     def of(self, algorithm: str, shape: Shape, tokens: list[int]) -> OracleDraft:
         """The draft for one sequence and shape."""
         found, target = self.nets.get(algorithm), self.target
+        recipe = self.recipes[algorithm]
+        if isinstance(found, CausalNet) and recipe.parallel:
+            ids = torch.arange(recipe.shape.vocab)
+            return HeadDraft(LanguageHead(found, recipe.mask_id), ids, tokens, torch.zeros(len(tokens), 0))
         if isinstance(found, CausalNet):
             return StandaloneDraft(found, tokens)
         captured = target(torch.tensor([tokens]), aux=captured_layers(self.recipes[algorithm]))[1]

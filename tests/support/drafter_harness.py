@@ -35,6 +35,10 @@ class Puppet:
     truth: dict[int, list[int]] = field(default_factory=dict)
     seen: dict[int, list[Proposal]] = field(default_factory=dict)
 
+    def right(self, number: int, depth: int) -> int:
+        """How many drafts of a request's round are right."""
+        return number % (depth + 1)
+
     def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
 
@@ -47,7 +51,7 @@ class Puppet:
                 continue
             truth, start, parents = self.truth[owner[row]], int(batch.start[b]), tree.parents[b].tolist()
             seen = self.seen.setdefault(owner[row], [])
-            path = last_children(parents)[: len(seen) % (tree.depth + 1) + 1]
+            path = last_children(parents)[: self.right(len(seen), tree.depth) + 1]
             seen.append(Proposal(start, tree.tokens[b].tolist(), parents, len(path) - 1))
             for node in range(1, len(parents)):
                 right = truth[start + int(tree.depths[b, node])]

@@ -13,6 +13,8 @@ DRAFTS = {
     "STANDALONE": ("llama-mini", "llama-mini-standalone", 3),
     "DFLASH": ("llama-mini", "llama-mini-dflash", "auto"),
     "NEXTN": ("deepseek-mini", None, 2),
+    "EAGLE3 in parallel": ("llama-mini", "llama-mini-peagle", 3),
+    "STANDALONE in parallel": ("llama-mini", "llama-mini-pard", 3),
 }
 SAMPLED = [SamplingParams(24, 0.9, top_k=20 * i or -1, seed=i, ignore_eos=True) for i in range(3)]
 
@@ -21,4 +23,5 @@ def start(algorithm: str, rule: str, **more: object) -> LLM:
     model, draft, steps = DRAFTS[algorithm]
     path = None if draft is None else str(CHECKPOINTS / draft)
     shape = {"speculative_num_steps": steps, "speculative_acceptance": rule, "max_total_tokens": 2048}
-    return LLM(EngineConfig(str(CHECKPOINTS / model), algorithm, path, strict_memory=1, **(shape | more)))
+    name = algorithm.partition(" ")[0]
+    return LLM(EngineConfig(str(CHECKPOINTS / model), name, path, strict_memory=1, **(shape | more)))

@@ -45,6 +45,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "verify": "llama.cpp verifies every draft that its threshold of probability leaves",
     "constrained_drafts": "llama.cpp masks no draft's logits",
     "mixed_chunk": "llama.cpp reads prompts beside running requests in every step",
+    "drafting": "llama.cpp runs a forward for each step of a draft",
     "spec_version": "llama.cpp has one timing of a round",
     "overlap": "llama.cpp has no overlap schedule",
     "page_size": "llama.cpp's KV cache has no pages",

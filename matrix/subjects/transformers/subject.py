@@ -36,6 +36,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "verify": "transformers verifies every draft that its confidence threshold leaves",
     "constrained_drafts": "transformers has no grammars",
     "mixed_chunk": "transformers runs one request at a time",
+    "drafting": "transformers runs a forward for each step of a draft",
     "spec_version": "transformers has one timing of a round",
     "overlap": "transformers has no overlap schedule",
     "page_size": "transformers' KV cache has no pages",

@@ -17,11 +17,12 @@ LIMITED = {
     "spec v2": lambda traits: traits.max_lag > 0,
     "adaptive steps": lambda traits: traits.adaptive,
     "shortened rows": lambda traits: traits.drafts,
+    "parallel drafting": lambda traits: traits.parallel,
     "confident rows": lambda traits: traits.confident,
     "mixed steps": lambda traits: not traits.reads_host,
     "rejection sampling": lambda traits: traits.drafts and traits.rounds == "own",
 }
-MODE_AXES = ("session", "adaptive", "acceptance", "verify", "mixed_chunk", "spec_version", "tp")
+MODE_AXES = ("session", "adaptive", "acceptance", "verify", "drafting", "mixed_chunk", "spec_version", "tp")
 
 
 def rows(page: str, head: str) -> list[dict[str, str]]:

@@ -15,7 +15,7 @@ def truth(zoo):
     """Two prompts of llama-mini, each with its true continuation, which is longer than any test needs."""
     llm = LLM(EngineConfig(str(zoo("llama-mini")), context_length=256, max_total_tokens=1024))
     prompts = [llm.tokenizer.encode(text) for text in TEXTS]
-    outs = llm.generate(prompts, SamplingParams(max_new_tokens=44, ignore_eos=True))
+    outs = llm.generate(prompts, SamplingParams(max_new_tokens=64, ignore_eos=True))
     return [(prompt, [*prompt, *out.output_ids]) for prompt, out in zip(prompts, outs, strict=True)]
 
 

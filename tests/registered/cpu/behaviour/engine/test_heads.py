@@ -13,7 +13,7 @@ import torch
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.draft.algorithms import FINAL
-from tests.support.drafter_harness import Drafting, paths, run
+from tests.support.drafter_harness import Drafting, Puppet, paths, run
 from tests.support.random_drafts import eagle3_shapes, eagle_shapes, llama_shapes, random_weights, save
 from tests.support.uncached_models import WholeEagle, WholeEagle3, WholeLlama
 
@@ -131,3 +131,13 @@ def test_a_step_runs_one_forward_of_a_parallel_draft(zoo, drafts, truth, monkeyp
     masks = CHAIN[0] - 1
     assert shapes[0] == (1, len(prompt) + masks) and set(shapes[1:]) == {(1, CHAIN[2] + masks)}
     assert len(shapes) == 1 + llm.counters["decode.round"] > 2
+
+
+@pytest.mark.parametrize("context", (42, 43, 47))
+def test_masks_behind_the_context_have_its_last_position(zoo, drafts, truth, monkeypatch, caplog, context):
+    place = {"context_length": context, "max_total_tokens": 256, "spec_version": "v2"}
+    llm = LLM(EngineConfig(str(zoo("llama-mini")), "STANDALONE", str(drafts["pard"]), 7, 1, 8, **place))
+    monkeypatch.setattr(Puppet, "right", lambda puppet, number, depth: depth)
+    prompt, tokens = truth[1]
+    run(llm, [prompt], [tokens], context - len(prompt))
+    assert llm.counters["decode.round"] and "was stopped" not in caplog.text

@@ -11,9 +11,9 @@ from specmatrix.matrix.zoo.corpus import Batch
 from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
-from specmatrix.matrix.zoo.heads import Head, rotated, unroll, unrolled_attention
+from specmatrix.matrix.zoo.heads import Head, LanguageHead, rotated, unroll, unrolled_attention
 from specmatrix.matrix.zoo.hybrid_net import HybridNet
-from specmatrix.matrix.zoo.net import attended
+from specmatrix.matrix.zoo.net import DenseNet, attended
 from specmatrix.matrix.zoo.oracle_drafts import HeadDraft, RotatedDraft
 from specmatrix.matrix.zoo.recipes import RECIPES, Fit, HybridShape, LatentShape, ModelShape
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
@@ -30,7 +30,7 @@ HYBRID = HybridShape(
 SMALL = ModelShape(hidden=24, layers=2, heads=4, kv_heads=2, intermediate=20, head_dim=8)
 
 
-@pytest.fixture(params=["eagle", "eagle3", "eagle3 of two layers", "bundled", "hybrid"])
+@pytest.fixture(params=["eagle", "eagle3", "eagle3 of two layers", "p-eagle", "pard", "bundled", "hybrid"])
 def head(request) -> tuple[Head, int]:
     """A head of random weights, and the width of what it reads of the target."""
     torch.manual_seed(0)
@@ -39,6 +39,10 @@ def head(request) -> tuple[Head, int]:
         return FeatureNet(SMALL, shared).eval(), 24
     if request.param == "eagle3":
         return EagleNet(replace(SMALL, hidden=20, layers=1), 48, 32).eval(), 48
+    if request.param == "p-eagle":
+        return EagleNet(replace(SMALL, hidden=20), 48, 32, None, 5).eval(), 48
+    if request.param == "pard":
+        return LanguageHead(DenseNet(SMALL).eval(), 5), 24
     if request.param == "bundled":
         return DeepseekNet(LATENT).eval().bundled(0), 24
     if request.param == "hybrid":

@@ -15,7 +15,7 @@ from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.gates.registry import GATES
 from tests.support.refusals import refusal
 
-SHAPE = [name for name in START_AXES[: START_AXES.index("page_size")] if name not in ("tp", "verify")]
+SHAPE = [name for name in START_AXES[: START_AXES.index("page_size")] if name not in ("tp", "verify", "drafting")]
 ROOMS = ({}, {"page_size": "64", "prefix_cache": "off", "memory": "tight"})
 MASKED = {"batch": "mixed_lengths", "grammar": "json"}
 MIXED = {"mixed_chunk": "on", "prefill_chunk": "7", "spec_version": "v1", "batch": "mixed_lengths", "sampling": "mixed"}
@@ -48,6 +48,8 @@ SHORT = [
     {"algorithm": "ngram", "constrained_drafts": "on"} | MASKED,
     {"algorithm": "ngram"} | MIXED,
     MIXED | {"prefill_chunk": "off"},
+    {"algorithm": "eagle3", "batch": "pair", "steps": "3", "topk": "4", "drafting": "parallel"},
+    {"algorithm": "standalone", "batch": "pair", "drafting": "parallel"},
 ]
 # Starts that one set of constraints forbids are alike to the engine: so many of them are resolved, spread evenly.
 ALIKE = 60
@@ -102,7 +104,7 @@ def test_every_constraint_forbids_a_cell_alone(constraint):
         for beside in ({}, STATED, MASKED, DASHED, *MIXES, *CHECKED, *SEVERAL, *WINDOWS, *DRAWN)
         if {row.get("tp", "1"), row.get("acceptance", "match"), row.get("verify", "whole")} - {"1", "match", "whole"}
         or not beside
-        or constraint.name.startswith(("few-", "interval-", "constrained-", "mixed-"))
+        or constraint.name.startswith(("few-", "interval-", "constrained-", "mixed-", "parallel-"))
     ]
     assert any(constraints.explain(cell) == (constraint,) for cell in alone)
 
@@ -195,7 +197,8 @@ few-drawn-algorithm: ngram.reject.pair.mixed
 few-drawn-sampling: eagle3.reject.pair
 nothing-bundled: nextn
 nothing-bundled window-uncached: nextn.qwen3
-no-draft-trained: eagle.qwen3.nocache standalone.deepseek
+no-draft-trained: eagle.qwen3.nocache standalone.deepseek dflash.parallel.pair eagle3.qwen3.parallel.nocache.pair
+parallel-chains: standalone.s3.k4.parallel.pair
 """
 
 

@@ -34,7 +34,10 @@ def test_each_model_is_its_own_target():
 
 def test_every_draft_of_the_zoo_is_on_the_axes():
     for (model, algorithm), draft in DRAFTS.items():
-        assert RECIPES[draft].target in (MODELS[model], "llama-mini") and algorithm in axis("algorithm").names
+        assert (
+            RECIPES[draft].target in (MODELS[model], "llama-mini")
+            and algorithm.partition(".")[0] in axis("algorithm").names
+        )
     assert set(MODELS) == set(axis("model").names) and set(MODELS.values()) == set(TARGETS)
     assert {*MODELS.values(), *DRAFTS.values()} == set(RECIPES)
 
