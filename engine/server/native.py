@@ -33,7 +33,8 @@ ABSENT: Final = ("input_embeds", "image_data", "audio_data", "video_data", "lora
 # Keys of /server_info that have the same name as SGLang's flag: from the configuration, and from the running engine.
 RESOLVED: Final = ("model_path", "spec_version", "max_total_tokens", "random_seed")
 RUNNING: Final = (
-    *("page_size", "context_length", "max_running_requests", "enable_streaming_session", "dtype", "device", "tp_size"),
+    *("page_size", "context_length", "max_running_requests", "enable_mixed_chunk", "enable_streaming_session"),
+    *("dtype", "device", "tp_size"),
 )
 PROBE: Final = SamplingParams(max_new_tokens=1)
 

@@ -187,7 +187,7 @@ def test_a_renewal_that_cannot_be_is_refused_and_the_engine_goes_on(server: Runn
 
 def test_the_server_says_what_runs(server: RunningServer):
     info = server.client.get("/server_info").json()
-    assert info["speculative_algorithm"] == "EAGLE3" and info["page_size"] == 4
+    assert info["speculative_algorithm"] == "EAGLE3" and info["page_size"] == 4 and info["enable_mixed_chunk"] is False
     shape = [info[f"speculative_{name}"] for name in ("num_steps", "eagle_topk", "num_draft_tokens")]
     assert shape == [3, 1, 4] and info["internal_states"][0]["kv_pages"]["pages"] == 2048
     model = server.client.get("/get_model_info").json()
