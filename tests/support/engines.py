@@ -18,6 +18,8 @@ DRAFTS = {
     "EAGLE3": "llama-mini-eagle3",
     "EAGLE": "llama-mini-eagle",
     "DFLASH": "llama-mini-dflash",
+    "EAGLE3 in parallel": "llama-mini-peagle",
+    "STANDALONE in parallel": "llama-mini-pard",
 }
 RUNS = [(t.name, k) for t in ALGORITHMS for k in (1, 3) if k == 1 or t.topology is Topology.TREE]
 PARAMS = [
@@ -36,7 +38,7 @@ def engine(algorithm: str, topk: int, **more: object) -> LLM:
     draft = DRAFTS.get(algorithm)
     sizes = {"max_total_tokens": 512, "max_running_requests": 4, "page_size": 4, "chunked_prefill_size": 8}
     target, path = CHECKPOINTS / TARGETS.get(algorithm, "llama-mini"), draft and str(CHECKPOINTS / draft)
-    return LLM(EngineConfig(str(target), algorithm, path, **{**sizes, **shape, **more}))
+    return LLM(EngineConfig(str(target), algorithm.partition(" ")[0], path, **{**sizes, **shape, **more}))
 
 
 def answer(llm: LLM) -> list[tuple[int, ...]]:

@@ -125,6 +125,7 @@ def test_more_grammars_than_fit_on_the_device_are_masked_by_the_host():
 
 
 CHAINS = [(name, 1, rule) for name in ("EAGLE3", "STANDALONE", "NEXTN") for rule in ("match", "reject")]
+CHAINS += [("EAGLE3 in parallel", 1, "match"), ("STANDALONE in parallel", 1, "reject")]
 DRAFTERS = [*CHAINS, ("EAGLE3", 3, "match"), ("NEXTN", 3, "match")]
 
 
@@ -139,6 +140,7 @@ def test_constrained_drafts_change_acceptance_and_no_text(algorithm, topk, rule)
     assert [out.output_ids for out in outs[0]] == [out.output_ids for out in outs[1]]
     assert masked.counters["grammar.masked_drafts"] and not free.counters["grammar.masked_drafts"]
     assert masked.counters["grammar.forbade"] < free.counters["grammar.forbade"]
+    assert topk > 1 or not masked.counters["grammar.forbade"], "each draft of a chain follows the one before it"
     if rule == "reject":
         assert masked.generate([TEXT] * 2, warm)[0].text and masked.counters["sample.random"]
 
