@@ -57,7 +57,9 @@ class GrammarCompiler:
             return live
         require("xgrammar")
         ends = tuple(sorted(self._tokenizer.eos_ids))
-        found = _process(self._tokenizer.backend_tokenizer.to_str(), ends, self._vocab_size).compile(constraint)
+        with _CREATING:
+            process = _process(self._tokenizer.backend_tokenizer.to_str(), ends, self._vocab_size)
+        found = process.compile(constraint)
         if isinstance(found, str):
             kind, text = constraint
             raise RequestError(f"{kind} is {shown(text)}; allowed: a grammar that xgrammar compiles ({found})")
@@ -122,27 +124,33 @@ class CompilerProcess:
     def _compile(self, constraint: Constraint) -> CompiledGrammar | str:
         seconds, memory = self._limits
         with self._fork() as connection:
-            with suppress(OSError):  # it has ended, as the next message says
+            with suppress(ConnectionError):  # it has ended, as the next message says
                 connection.send(constraint)
             kind, answer = _received(connection, SECONDS)
             then, table = _received(connection, SECONDS) if kind == "done" else (kind, None)
         if kind == "done":
             grammar = self._library.CompiledGrammar.deserialize_json(answer, self._tokens)
             return CompiledGrammar(grammar, table if then == "table" else None)
+        if kind == "late":
+            raise EngineError(f"the grammar was not compiled within {SECONDS:g} s; ask again")
         if kind == "ended" and answer != -signal.SIGPROF:
             raise EngineError(f"the process that compiles the grammar ended with status {answer}; ask again")
         if kind == "refused":
             return f"it took more than {memory / 2**20:g} MB" if answer is None else str(answer)
-        return f"it took more than {SECONDS if kind == 'late' else seconds:g} s"
+        return f"it took more than {seconds:g} s"
 
     def _fork(self) -> Connection[Any, Any]:
         """A connection to a new fork. EngineError if the process does not start."""
         ours, theirs = Pipe()
         with self._starting, theirs:
             if self._running is not None and self._running[0].wait(0) is not None:
+                self._running[0].stdin.close()  # of one that was killed
                 self._running = None
             process, connection = self._running = self._running or self._start()
-            send_handle(connection, theirs.fileno(), process.pid)
+            try:
+                send_handle(connection, theirs.fileno(), process.pid)
+            except ConnectionError:
+                raise EngineError("the process that compiles grammars was killed; ask again") from None
         return ours
 
     def _start(self) -> tuple[ChildProcess, Connection[Any, Any]]:
@@ -158,12 +166,13 @@ def _received(connection: Connection[Any, Any], seconds: float) -> tuple[str, An
     """The next message: ("late", None) if none comes in time, ("ended", status) if the sender has ended."""
     try:
         found: tuple[str, Any] = connection.recv() if connection.poll(seconds) else ("late", None)
-    except (EOFError, OSError):
+    except (EOFError, ConnectionError):
         return "ended", -signal.SIGKILL
     return found
 
 
 _process = lru_cache(4)(CompilerProcess)
+_CREATING: Final = Lock()
 
 
 def serve(tokens: str, seconds: float, memory: int, connection: Connection[Any, Any]) -> None:
@@ -207,10 +216,13 @@ def _answer(compiler: Any, info: Any, limits: tuple[float, int], connection: Con
     try:
         compiled = getattr(compiler, COMPILE.get(kind, f"compile_{kind}"))(text)
         answer = str(compiled.serialize_json())
+        signal.setitimer(signal.ITIMER_PROF, 0)  # whole messages only
     except Exception as error:
         full = isinstance(error, MemoryError) or "bad_alloc" in str(error)
         connection.send(("refused", None if full else text_of(PLACE.sub("", str(error)))))
         return
     connection.send(("done", answer))
     signal.setitimer(signal.ITIMER_PROF, seconds)
-    connection.send(("table", token_table(compiled, info)))
+    table = token_table(compiled, info)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    connection.send(("table", table))

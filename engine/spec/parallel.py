@@ -51,7 +51,7 @@ class ParallelDrafter(AutoregressiveDrafter):
         states = None if grammar is None else grammar.state[:, None]
         tokens, laws, sure = [batch.root], [], []
         for column in range(drafts):
-            logits = self._legal(state["scores"][:, column : column + 1], grammar, states)
+            logits = self._legal(state["scores"][:, column : column + 1].contiguous(), grammar, states)
             token, law = self._drawn(logits, batch, column + 1, rows)
             states = followed(grammar, states, token)
             tokens.append(token)

@@ -68,10 +68,11 @@ def _ruled(cell: Cell) -> bool:
 
 
 def _repeats_shapes(cell: Cell, run: Run) -> bool:
-    """Some graph-eligible round shape must repeat; if a full batch exceeds the largest graph, few rounds are
-    eligible."""
+    """Some graph-eligible round shape must repeat; if a full batch exceeds the largest graph, or running requests
+    advance in mixed steps, few rounds are eligible."""
     above = cell.slots != "auto" and cell.batch not in ("single", "pair")
-    return _graphs(cell, run) and not (above or _ruled(cell)) and run.evidence.get("decode.round", 0) >= REPEATED_ROUNDS
+    few = above or _ruled(cell) or cell.mixed_chunk == "on"
+    return _graphs(cell, run) and not few and run.evidence.get("decode.round", 0) >= REPEATED_ROUNDS
 
 
 _drafts = _not(_is(algorithm="none"))

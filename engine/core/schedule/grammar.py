@@ -52,28 +52,25 @@ class Constraint(NamedTuple):
 
 def _check_recursion(schema: Any) -> None:  # noqa: ANN401 - JSON
     """Raise RequestError if a `$ref` of a schema leads back to a schema that contains it, or to nothing."""
-    open_refs: list[str] = []
-    closed: set[str] = set()
-
-    def walk(part: object) -> None:
-        if isinstance(part, list):
-            for inner in part:
-                walk(inner)
-        if not isinstance(part, dict):
-            return
-        ref = part.get("$ref")
-        if isinstance(ref, str) and ref not in closed:
-            if ref in open_refs or len(open_refs) >= MAX_DEPTH:
-                what = "is recursive" if ref in open_refs else f"has more than {MAX_DEPTH} references in a line"
+    around, done = set[int](), set[int]()  # what contains or refers to the part at hand, and what is checked
+    pending = [(schema, 0, False)]
+    while pending:
+        part, refs, leaving = pending.pop()
+        if leaving:
+            around.discard(id(part))
+            done.add(id(part))
+        if not isinstance(part, dict | list) or id(part) in done:
+            continue
+        around.add(id(part))
+        pending.append((part, refs, True))
+        pending += [(inner, refs, False) for inner in (part.values() if isinstance(part, dict) else part)]
+        ref = part.get("$ref") if isinstance(part, dict) else None
+        if isinstance(ref, str):
+            target = _target(schema, ref)
+            if id(target) in around or refs >= MAX_DEPTH:
+                what = "is recursive" if id(target) in around else f"has more than {MAX_DEPTH} references in a line"
                 raise RequestError(f"json_schema {what} at $ref {shown(ref)}; allowed: schemas of limited depth")
-            open_refs.append(ref)
-            walk(_target(schema, ref))
-            closed.add(open_refs.pop())
-        for name, inner in part.items():
-            if name != "$ref":
-                walk(inner)
-
-    walk(schema)
+            pending.append((target, refs + 1, False))
 
 
 def _target(schema: Any, ref: str) -> object:  # noqa: ANN401 - JSON

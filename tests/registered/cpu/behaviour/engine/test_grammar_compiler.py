@@ -13,7 +13,7 @@ import pytest
 from specmatrix.engine.core.schedule.grammar import Constraint
 from specmatrix.engine.grammar_compiler import KEPT, LIMITS, CompilerProcess, GrammarCompiler
 from specmatrix.engine.models.tokenizer import Tokenizer
-from specmatrix.errors import RequestError
+from specmatrix.errors import EngineError, RequestError
 from tests.support.engines import CHECKPOINTS
 
 TOKENIZER = Tokenizer(CHECKPOINTS / "llama-mini")
@@ -106,3 +106,21 @@ def test_a_process_that_something_kills_is_started_again_and_refuses_no_grammar(
     os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
     assert made.compile(Constraint("regex", "b")).grammar and made.compile(word).grammar
     assert (children(os.getpid()) - before).isdisjoint({first})
+
+
+def test_first_grammars_of_several_threads_start_one_process():
+    made, before = GrammarCompiler(TOKENIZER, 900), children(os.getpid())
+    with ThreadPoolExecutor(4) as threads:
+        found = [*threads.map(made.compile, [Constraint("regex", f"first{number}") for number in range(4)])]
+        tasks = [task.name for task in Path("/proc/self/task").iterdir()]
+        started = {pid for task in tasks for pid in Path(f"/proc/self/task/{task}/children").read_text().split()}
+    assert all(one.grammar for one in found) and len({*map(int, started)} - before) == 1
+
+
+def test_a_grammar_that_is_late_on_a_busy_machine_is_not_remembered_as_refused(monkeypatch):
+    made, word = process(), Constraint("regex", "late")
+    monkeypatch.setattr("specmatrix.engine.grammar_compiler.SECONDS", 0.0)
+    with pytest.raises(EngineError, match=r"^the grammar was not compiled within 0 s; ask again$"):
+        made.compile(word)
+    monkeypatch.undo()
+    assert made.compile(word).grammar

@@ -29,7 +29,7 @@ def size(cell):
 
 def _is_own(cell, request):
     """Whether a request is one of the batch itself."""
-    extra = "bdtfh" if cell.batch == "ramp" else "bdtfhw"
+    extra = "bdtfhm" if cell.batch == "ramp" else "bdtfhmw"
     return request.name[0] not in extra and request.refused is None
 
 

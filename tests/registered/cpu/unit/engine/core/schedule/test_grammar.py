@@ -53,16 +53,22 @@ def test_a_grammar_that_is_too_large_or_recursive_is_refused_at_once(name):
 DOUBLING = {"$defs": {str(n): {"items": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(20)} | {"20": {}}}
 
 
+DEEP = {"$defs": {str(n): json.loads("[" * 25 + f'{{"$ref":"#/$defs/{n + 1}"}}' + "]" * 25) for n in range(30)}}
+SPELLINGS = {"a": [[]] * 10000, "b": [{"$ref": "#/a/" + "0" * n} for n in range(1, 200)]}
+
+
 @pytest.mark.parametrize(
     "text",
     [
         nested(31),
+        json.dumps({"$ref": "#/$defs/0", **DEEP, "$defs": DEEP["$defs"] | {"30": {}}}),
+        json.dumps(SPELLINGS, separators=(",", ":")),
         "true",
         '{"$defs":{"a/b":{"type":"null"}},"items":[{"$ref":"#/$defs/a~1b"},{"$ref":"#/$defs/a~1b"}]}',
         json.dumps({**DOUBLING, "$ref": "#/$defs/0"}),
         '{"items":[{"type":"null"},{"$ref":"#/items/0"}]}',
     ],
-    ids=["deepest", "anything", "twice", "doubling", "item"],
+    ids=["deepest", "lists between references", "spellings", "anything", "twice", "doubling", "item"],
 )
 def test_a_schema_within_the_limits_passes(text):
     began = process_time()
