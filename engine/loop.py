@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.observe.step_counter import Delivery, RowOutcome, StepCounter, StepObserver
-from specmatrix.engine.core.schedule.grammar import NO_TOKEN_LEFT, NOTHING
+from specmatrix.engine.core.schedule.grammar import NO_TOKEN_LEFT, NOTHING, UNSATISFIABLE
 from specmatrix.engine.core.schedule.request import Finish, OutputText, Phase, Request, TextStream
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.step import Executor, Handle, PlanRow, StepPlan, StepResult
@@ -276,7 +276,7 @@ class Loop(Generic[Handle]):
         shown, finish = len(output), None
         for column, token in enumerate(result.tokens[index][:count]):
             if result.legality is not None and result.legality[index][column] == NOTHING:
-                finish = Finish("error", message=NO_TOKEN_LEFT.format(count=len(output)))
+                finish = Finish("error", UNSATISFIABLE, NO_TOKEN_LEFT.format(count=len(output)))
             else:
                 output.append(token)
                 finish = rules.judge(token, len(output), transcript)

@@ -17,6 +17,7 @@ from uuid import uuid4
 
 from specmatrix.engine.api import LLM, Output, Prompt
 from specmatrix.engine.core.config.asked import Resolved
+from specmatrix.engine.core.schedule.grammar import UNSATISFIABLE
 from specmatrix.engine.core.schedule.request import Phase, Request, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.core.schedule.stop_rules import readable
@@ -420,5 +421,6 @@ def _close_sessions(llm: LLM) -> None:
 
 
 def failure(output: Output) -> EngineError | None:
-    """The error that ended a request, None if it ended without one."""
-    return EngineError(output.finish.message or "") if output.finish.reason == "error" else None
+    """The error that ended a request, None if it ended without one; a RequestError if it asked for the impossible."""
+    kind = RequestError if output.finish.matched == UNSATISFIABLE else EngineError
+    return kind(output.finish.message or "") if output.finish.reason == "error" else None

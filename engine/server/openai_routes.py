@@ -23,7 +23,7 @@ from specmatrix.engine.server.openai_bodies import (
     CompletionBody,
     OpenAICommon,
 )
-from specmatrix.engine.server.refusals import NoSuchModel, OpenAIErrorBody, body_of, documented
+from specmatrix.engine.server.refusals import NoSuchModel, OpenAIErrorBody, body_of, documented, status_of
 from specmatrix.engine.server.responses import DONE, EventStream, built, event, finished, json_answer, merged, number
 from specmatrix.engine.server.sampling import engine_params, prompts_of, refuse
 from specmatrix.errors import RequestError, shown
@@ -197,7 +197,7 @@ class Answering:
         async for index in merged(self.tickets):
             output = self.tickets[index].output
             if output is not None and (error := failure(output)) is not None:
-                yield event(body_of("/v1", str(error), 500, "server_error"))
+                yield event(body_of("/v1", str(error), *status_of(error)))
                 continue
             text = self.text(index, self.tickets[index].text if output is None else output.text)
             fresh, sent[index] = text[sent[index] :], max(sent[index], len(text))

@@ -18,6 +18,8 @@ MAX_CHARACTERS: Final = 65536
 MAX_DEPTH: Final = 32
 # What the rules and the grammar left of a token's distribution: nothing, its most likely token, or only others.
 NOTHING, KEPT, CHANGED = range(3)
+# What an error matched that the request itself asked for.
+UNSATISFIABLE: Final = "grammar"
 NO_TOKEN_LEFT: Final = (
     "no token is legal after {count} tokens of output: the grammar allows none of the vocabulary, or only tokens that "
     "the request bans; the tokens so far are exact"

@@ -216,7 +216,8 @@ class SamplingParams:
 class Finish:
     """Why a request ended.
 
-    matched: the stop token id or stop string that ended it. message: the error message, for an error.
+    matched: the stop token id or stop string that ended it; "grammar" if no token was legal. message: the error
+    message, for an error.
     """
 
     reason: str  # "stop" | "length" | "abort" | "error"

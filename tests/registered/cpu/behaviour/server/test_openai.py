@@ -182,6 +182,7 @@ def test_a_response_format_is_kept(chat: OpenAI, kind: str):
         (None, {"regex": "["}, "regex is '['; allowed: a grammar that xgrammar compiles (Regex parsing error at "),
         (None, {"regex": "a", "ebnf": 'root ::= "a"'}, "regex and ebnf are given; allowed: one of json_schema, regex"),
         (None, {"regex": ""}, "regex is ''; allowed: "),
+        (None, {"regex": "[a-c]{3}", "min_tokens": 6}, "no token is legal after 3 tokens of output: "),
         (None, {"reasoning_end_ids": [5]}, "reasoning_end_ids is (5,) without a grammar; allowed: with one of "),
     ],
 )
