@@ -31,8 +31,8 @@ LIMITS: Final = (2.0, 512 * 2**20)
 SECONDS: Final = 90.0
 START_SECONDS: Final = 120.0
 READY: Final = ("ready", None)
-# Recently used grammars, and refusals, that are kept.
-KEPT: Final = 256
+# Recently used grammars, and refusals, that are kept: a large schema takes 30 MB.
+KEPT: Final = 64
 # xgrammar's method for a kind, if it is not called after it.
 COMPILE: Final = {"ebnf": "compile_grammar"}
 # xgrammar's messages begin with a time, a source file and, often, the condition that failed.
