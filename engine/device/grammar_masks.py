@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from time import thread_time
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -32,6 +33,8 @@ from specmatrix.engine.device.token_tables import CompiledGrammar, GrammarRows, 
 CompiledGrammars: TypeAlias = Mapping[Constraint, CompiledGrammar]
 WORD: Final = 32
 TABLES, HOST = 1, 2
+# CPU time of the masks of one request's round, behind which no token of it is legal: the whole batch waits for them.
+MASK_SECONDS: Final = 0.5
 
 
 class RequestMatcher:
@@ -85,7 +88,8 @@ class RequestMatcher:
 class GrammarMasks:
     """The matchers and table states of the requests in all rows. compiled: holds the grammars of all live requests.
     size: rows, and tokens of the vocabulary. on_host: does the host's work in the middle of a round, which may be a
-    CUDA graph. tabled: small grammars have tables on the device."""
+    CUDA graph. tabled: small grammars have tables on the device. limited: a request ends if its masks are slow, which
+    each of several ranks would decide by its own clock."""
 
     def __init__(
         self,
@@ -95,9 +99,10 @@ class GrammarMasks:
         on_host: Callable[[HostWork, StepPlan], None],
         device: torch.device,
         tabled: bool = True,
+        limited: bool = True,
     ) -> None:
         self._compiled, self._counters, self._on_host, self._device = compiled, counters, on_host, device
-        self.tabled, self._size, self._vocab_size = tabled, size, size[1]
+        self.tabled, self._limited, self._size, self._vocab_size = tabled, limited, size, size[1]
         self._tables: TokenTables | None = None  # from the first grammar that has one
         self._by_row: dict[int, RequestMatcher | None] = {}  # of rows with a grammar; None if it is in the tables
         self._unread: deque[tuple[list[RequestMatcher | None], Staged]] = deque()
@@ -201,7 +206,10 @@ class GrammarMasks:
                 else:
                     self._counters.hit("grammar.forbade", not matcher.ended)
 
+        began = thread_time()
         visit(0)
+        if self._limited and thread_time() - began > MASK_SECONDS:
+            masks.zero_()
 
     def _read(self, matchers: list[RequestMatcher | None], staged: Staged) -> None:
         """Advance the matchers by a launched step's tokens."""

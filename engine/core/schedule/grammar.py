@@ -21,8 +21,8 @@ NOTHING, KEPT, CHANGED = range(3)
 # What an error matched that the request itself asked for.
 UNSATISFIABLE: Final = "grammar"
 NO_TOKEN_LEFT: Final = (
-    "no token is legal after {count} tokens of output: the grammar allows none of the vocabulary, or only tokens that "
-    "the request bans; the tokens so far are exact"
+    "no token is legal after {count} tokens of output: the grammar allows none of the vocabulary, only tokens that the "
+    "request bans, or is so ambiguous that its masks take too long; the tokens so far are exact"
 )
 
 

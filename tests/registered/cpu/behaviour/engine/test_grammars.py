@@ -125,6 +125,19 @@ def test_a_request_without_a_legal_token_ends_with_the_reason(version, rule):
         list(llm.stream(TEXT, replace(grammar, **rule)))
 
 
+def test_a_request_whose_masks_are_slow_ends_alone(monkeypatch):
+    """A grammar with a table needs no masks of the host."""
+    llm = engine("EAGLE3", 1)
+    nested = SamplingParams(max_new_tokens=20, ebnf='root ::= " " group\ngroup ::= "(" group ")" | [a-z ]+')
+    asked = [nested, SamplingParams(max_new_tokens=20, regex=r" The [a-z ]+\.")]
+    expected = llm.generate([TEXT] * 3, [*asked, SamplingParams(max_new_tokens=20)])
+    monkeypatch.setattr("specmatrix.engine.device.grammar_masks.MASK_SECONDS", -1.0)
+    slow, *others = llm.generate([TEXT] * 3, [*asked, SamplingParams(max_new_tokens=20)])
+    assert expected[0].finish.reason != "error" and (slow.finish.reason, slow.output_ids) == ("error", ())
+    assert "or is so ambiguous that its masks take too long" in slow.finish.message
+    assert [one.output_ids for one in others] == [one.output_ids for one in expected[1:]]
+
+
 def test_min_p_is_relative_to_the_best_token_that_the_grammar_allows(plain):
     """Else it could remove every legal token."""
     params = SamplingParams(max_new_tokens=12, min_p=0.9, temperature=1.0, seed=3, regex=" Zoe[a-z ]*")
