@@ -32,7 +32,7 @@ SECONDS: Final = 90.0
 START_SECONDS: Final = 120.0
 READY: Final = ("ready", None)
 # Recently used grammars, and refusals, that are kept: a large schema takes 30 MB.
-KEPT: Final = 64
+RECENT: Final = 64
 # xgrammar's method for a kind, if it is not called after it.
 COMPILE: Final = {"ebnf": "compile_grammar"}
 # xgrammar's messages begin with a time, a source file and, often, the condition that failed.
@@ -109,7 +109,7 @@ class CompilerProcess:
             new = constraint not in self._recent
             found = self._recent.setdefault(constraint, Future())
             self._recent.move_to_end(constraint)
-            while len(self._recent) > KEPT:
+            while len(self._recent) > RECENT:
                 self._recent.popitem(last=False)
         if new:
             try:

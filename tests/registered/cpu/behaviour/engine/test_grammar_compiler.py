@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specmatrix.engine.core.schedule.grammar import Constraint
-from specmatrix.engine.grammar_compiler import KEPT, LIMITS, CompilerProcess, GrammarCompiler
+from specmatrix.engine.grammar_compiler import LIMITS, RECENT, CompilerProcess, GrammarCompiler
 from specmatrix.engine.models.tokenizer import Tokenizer
 from specmatrix.errors import EngineError, RequestError
 from tests.support.engines import CHECKPOINTS
@@ -52,13 +52,13 @@ def test_a_grammar_is_compiled_once_and_lives_with_its_requests_or_while_it_is_r
     held, both = compiler.compile(used), (compiler, GrammarCompiler(Tokenizer(CHECKPOINTS / "llama-mini"), 768))
     compiler.compile(left)
     with ThreadPoolExecutor(4) as threads:
-        asked = [Constraint("regex", f"{number:03}") for number in range(KEPT)]
-        made = [*threads.map(lambda pair: pair[0].compile(pair[1]), zip(both * KEPT, asked, strict=False))]
+        asked = [Constraint("regex", f"{number:03}") for number in range(RECENT)]
+        made = [*threads.map(lambda pair: pair[0].compile(pair[1]), zip(both * RECENT, asked, strict=False))]
     assert all(one.text in str(grammar.grammar.grammar) for one, grammar in zip(asked, made, strict=True))
     del made
     gc.collect()
     assert compiler.compile(used) is held and compiler.live[used] is held
-    assert left not in compiler.live and len({*both[0].live, *both[1].live}) == KEPT + 1
+    assert left not in compiler.live and len({*both[0].live, *both[1].live}) == RECENT + 1
     assert both[1].compile(asked[8]) is compiler.live[asked[8]]
 
 
