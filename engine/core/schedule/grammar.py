@@ -8,6 +8,7 @@ and memory; what is checked here is refused within milliseconds.
 from __future__ import annotations
 
 import json
+import re
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +17,7 @@ from specmatrix.errors import RequestError, shown, text_of
 KINDS: Final = ("json_schema", "regex", "ebnf", "structural_tag")
 MAX_CHARACTERS: Final = 65536
 MAX_DEPTH: Final = 32
+STRINGS: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
 # What the rules and the grammar left of a token's distribution: nothing, its most likely token, or only others.
 NOTHING, KEPT, CHANGED = range(3)
 # What an error matched that the request itself asked for.
@@ -37,7 +39,9 @@ class Constraint(NamedTuple):
         kind, text = self
         if not 0 < len(text) <= MAX_CHARACTERS:
             raise RequestError(f"{kind} has {len(text)} characters; allowed: 1 to {MAX_CHARACTERS}")
-        steps = ((letter in "([{") - (letter in ")]}") for letter in text)  # quoted and escaped ones included
+        # Of JSON without its strings; those quoted or escaped in other kinds count.
+        shape = text if kind in ("regex", "ebnf") else STRINGS.sub("", text)
+        steps = ((letter in "([{") - (letter in ")]}") for letter in shape)
         if (deep := max(accumulate(steps, initial=0))) > MAX_DEPTH:
             raise RequestError(f"{kind} has {deep} brackets within each other; allowed: at most {MAX_DEPTH}")
         if kind in ("regex", "ebnf"):

@@ -21,6 +21,11 @@ REFUSED = {
     "groups": ("regex", "(" * 40 + ")" * 40, "regex has 40 brackets within each other; allowed: at most 32"),
     "no JSON": ("json_schema", "{", r"json_schema is '{'; allowed: JSON \(Expecting .*\)"),
     "deep": ("json_schema", nested(32), "json_schema has 33 brackets within each other; allowed: at most 32"),
+    "behind a string": (
+        "json_schema",
+        '{"const":"\\"' + "]" * 9000 + '","items":' + "[" * 5000 + "]" * 5000 + "}",
+        "json_schema has 5001 brackets within each other; allowed: at most 32",
+    ),
     "very deep": (
         "structural_tag",
         "[" * 60000,
@@ -61,6 +66,7 @@ SPELLINGS = {"a": [[]] * 10000, "b": [{"$ref": "#/a/" + "0" * n} for n in range(
     "text",
     [
         nested(31),
+        json.dumps({"pattern": "(" * 40}),
         json.dumps({"$ref": "#/$defs/0", **DEEP, "$defs": DEEP["$defs"] | {"30": {}}}),
         json.dumps(SPELLINGS, separators=(",", ":")),
         "true",
@@ -68,7 +74,16 @@ SPELLINGS = {"a": [[]] * 10000, "b": [{"$ref": "#/a/" + "0" * n} for n in range(
         json.dumps({**DOUBLING, "$ref": "#/$defs/0"}),
         '{"items":[{"type":"null"},{"$ref":"#/items/0"}]}',
     ],
-    ids=["deepest", "lists between references", "spellings", "anything", "twice", "doubling", "item"],
+    ids=[
+        "deepest",
+        "brackets in a string",
+        "lists between references",
+        "spellings",
+        "anything",
+        "twice",
+        "doubling",
+        "item",
+    ],
 )
 def test_a_schema_within_the_limits_passes(text):
     began = process_time()
