@@ -7,9 +7,11 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
+from specmatrix.engine import grammar_compiler
 from specmatrix.engine.core.schedule.grammar import Constraint
 from specmatrix.engine.grammar_compiler import LIMITS, RECENT, CompilerProcess, GrammarCompiler
 from specmatrix.engine.models.tokenizer import Tokenizer
@@ -108,13 +110,24 @@ def test_a_process_that_something_kills_is_started_again_and_refuses_no_grammar(
     assert (children(os.getpid()) - before).isdisjoint({first})
 
 
-def test_first_grammars_of_several_threads_start_one_process():
-    made, before = GrammarCompiler(TOKENIZER, 900), children(os.getpid())
+def test_first_grammars_of_several_threads_start_one_process(monkeypatch):
+    made, pids, real = GrammarCompiler(TOKENIZER, 900), list[int](), grammar_compiler.start
+
+    def counted(*given: object):
+        process, connection = real(*given)
+        pids.append(process.pid)
+        return process, connection
+
+    monkeypatch.setattr(grammar_compiler, "start", counted)
+    ready = Barrier(4)
+
+    def compiled(number):
+        ready.wait()
+        return made.compile(Constraint("regex", f"first{number}"))
+
     with ThreadPoolExecutor(4) as threads:
-        found = [*threads.map(made.compile, [Constraint("regex", f"first{number}") for number in range(4)])]
-        tasks = [task.name for task in Path("/proc/self/task").iterdir()]
-        started = {pid for task in tasks for pid in Path(f"/proc/self/task/{task}/children").read_text().split()}
-    assert all(one.grammar for one in found) and len({*map(int, started)} - before) == 1
+        assert all(one.grammar for one in threads.map(compiled, range(4)))
+    assert len(pids) == 1
 
 
 def test_a_grammar_that_is_late_on_a_busy_machine_is_not_remembered_as_refused(monkeypatch):
