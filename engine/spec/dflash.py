@@ -14,9 +14,10 @@ from specmatrix.engine.device.attention import DraftAttention
 from specmatrix.engine.device.batch import StepBatch, count, prefix_bias
 from specmatrix.engine.device.pool import KVPool
 from specmatrix.engine.device.relay import DraftStateSpec, Relay
-from specmatrix.engine.device.sampling import drawn_drafts
+from specmatrix.engine.device.sampling import SamplingRows, drawn_drafts
 from specmatrix.engine.models.dflash.model import DFlash
 from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, confidence, confident_nodes, shared_chain
+from specmatrix.kernels.argmax import argmax
 
 
 class BlockDrafter:
@@ -50,12 +51,25 @@ class BlockDrafter:
         everything = torch.ones(len(batch.root), width, width, dtype=torch.bool, device=batch.root.device)
         attend.begin(0, everything)
         out = self.model.forward(torch.cat((batch.root, masks), 1), batch.positions, attend)
-        logits, rows = self.model.logits(out[:, 1:]), batch.sampling if self.draws else None
+        tokens, q, logits = self._chosen(batch, out[:, 1:])
         lengths = confident_nodes(confidence(logits), self.threshold) if self.threshold else None
-        if rows is None:
-            return shared_chain(torch.cat((batch.root, logits.argmax(-1)), 1), None, lengths)
-        drafts, q = drawn_drafts(logits, batch.start, count(width, batch.root.device)[1:], rows)
-        return shared_chain(torch.cat((batch.root, drafts), 1), q, lengths)
+        return shared_chain(tokens, q, lengths)
+
+    def _chosen(self, batch: StepBatch, hidden: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The root and the drafts [B, 1 + D] from hidden [B, D, H], what they were drawn from, and their logits."""
+        logits, rows = self.model.logits(hidden), batch.sampling if self.draws else None
+        columns, head = count(batch.width, logits.device)[1:], self.model.block_head
+        if head is None:
+            drafts, q = _choose(logits, batch, columns, rows)
+            return torch.cat((batch.root, drafts), 1), q, logits
+        state, tokens, laws, every = head.begin(logits, hidden), [batch.root], [], []
+        for column in range(len(columns)):
+            following, state = head.step(state, column, tokens[-1][:, 0])
+            token, law = _choose(following[:, None], batch, columns[column : column + 1], rows)
+            tokens.append(token)
+            every.append(following)
+            laws += [] if law is None else [law]
+        return torch.cat(tokens, 1), torch.cat(laws, 1) if laws else None, torch.stack(every, 1)
 
     def _keep(self, batch: StepBatch, aux: Tensor | None) -> None:
         """Store the KV of every position of the step. aux: [B, W, states]."""
@@ -63,3 +77,10 @@ class BlockDrafter:
         write = batch.write.reshape(-1)
         for layer, kv in enumerate(self.model.context(aux, batch.positions)):
             self.pool.store(layer, write, kv)
+
+
+def _choose(
+    logits: Tensor, batch: StepBatch, columns: Tensor, rows: SamplingRows | None
+) -> tuple[Tensor, Tensor | None]:
+    """Drafts [B, D] in these columns by their logits [B, D, V], and what they were drawn from, None if greedy."""
+    return (argmax(logits), None) if rows is None else drawn_drafts(logits, batch.start, columns, rows)

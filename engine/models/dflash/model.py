@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,12 +19,28 @@ from specmatrix.engine.models.workspace import Workspaces
 from specmatrix.errors import ConfigError
 
 
+class BlockHead(Protocol):
+    """Chooses a block's drafts from left to right: each one's logits depend on the draft before it."""
+
+    def begin(self, logits: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
+        """The head's state before the first of D drafts, from the block's logits [B, D, V] and hidden [B, D, H]."""
+        ...
+
+    def step(self, state: tuple[Tensor, ...], column: int, previous: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Logits float32 [B, V] of draft `column`, -inf for tokens that it cannot be, after the token `previous` [B],
+        and the next state. Torch operations without host synchronisation, as a CUDA graph captures them."""
+        ...
+
+
 class DFlash:
     """A DFlashDraftModel in z-lab's checkpoint layout: Qwen3 layers, `fc`, `hidden_norm`, `norm`.
 
     Embedding and head are the target's. A committed position's keys and values are projections of the target's states
-    there (`context`), without a forward. aux_layers: the states that the target must capture for it.
+    there (`context`), without a forward. aux_layers: the states that the target must capture for it. block_head: None
+    if each draft is chosen on its own.
     """
+
+    block_head: BlockHead | None = None
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], target: CausalLM) -> None:
         self.config, self.device, self.dtype = config, target.device, target.dtype
