@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 
@@ -92,21 +92,12 @@ class DeviceExecutor:
 
 
 class ReleasedExecutor:
-    """The executor of an engine whose memory is released; launching a step raises EngineBug."""
+    """The executor of an engine whose memory is released, which accepts no request."""
 
-    guard = None
+    guard = drafter = None
 
-    def launch(self, plan: StepPlan) -> InFlight:
-        raise EngineBug(f"step with {len(plan.rows)} requests was planned while the engine's memory is released")
-
-    def collect(self, handle: InFlight) -> StepResult:
-        raise EngineBug(f"step {handle.plan} was collected while the engine's memory is released")
-
-    def clear(self, free: Sequence[Sequence[int]]) -> None:
-        """There are no pages."""
-
-    def drop(self) -> None:
-        """No step is in flight."""
+    def __getattr__(self, name: str) -> NoReturn:
+        raise EngineBug(f"the engine needs {name} while its memory is released")
 
 
 class StepRunner:

@@ -51,33 +51,6 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
     return (low if successes else 0.0), (high if successes < n else 1.0)  # without rounding at the ends
 
 
-def difference_interval(base_successes: int, base_n: int, head_successes: int, head_n: int) -> tuple[float, float]:
-    """95 % interval of head rate minus base rate for independent samples.
-
-    Newcombe 1998, Stat. Med. 17:873, method 10.
-    """
-    base_low, base_high = wilson(base_successes, base_n)
-    head_low, head_high = wilson(head_successes, head_n)
-    base, head = base_successes / base_n, head_successes / head_n
-    low = head - base - math.hypot(head - head_low, base_high - base)
-    high = head - base + math.hypot(head_high - head, base - base_low)
-    return low, high
-
-
-def two_rate_test(base_successes: int, base_n: int, head_successes: int, head_n: int) -> float:
-    """One-sided p value that the head rate is lower, for independent samples (pooled z test).
-
-    1.0 if both samples are all correct or all incorrect, since they carry no evidence of a loss.
-    """
-    check_count("base_n", base_n, 1)
-    check_count("head_n", head_n, 1)
-    pooled = (base_successes + head_successes) / (base_n + head_n)
-    spread = math.sqrt(pooled * (1 - pooled) * (1 / base_n + 1 / head_n))
-    if spread == 0:
-        return 1.0
-    return NORMAL.cdf((head_successes / head_n - base_successes / base_n) / spread)
-
-
 def zero_count_bound(n: int) -> float:
     """95 % upper bound of a rate when none of `n` independent trials succeeded: the solution of (1 - rate)^n = 0.05.
 

@@ -181,7 +181,7 @@ class PairProcess(EngineProcess):
 
     def samples(self, turns: int) -> StartSamples:
         """As `TimedPair.samples`."""
-        found: StartSamples = self._call("samples", turns, seconds=self.answer_seconds * (turns + WARM))
+        found: StartSamples = self.call("samples", turns, seconds=self.answer_seconds * (turns + WARM))
         return found
 
 

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from specmatrix.child_process import start
-from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.subjects.child import serve
-from specmatrix.matrix.subjects.protocol import (
-    Answer,
-    Diverged,
-    EngineCommand,
-    Journal,
-    Memory,
-    Resources,
-    RunningEngine,
-    Subject,
-    Trace,
-    WorkLog,
-)
+from specmatrix.matrix.subjects.protocol import Answer, Diverged, EngineCommand, RunningEngine, Subject
 from specmatrix.remote import qualified
 from specmatrix.temp_dir import TempDir
 
@@ -44,39 +32,21 @@ class EngineFailed(Exception):
         self.verb, self.traceback = verb, traceback
 
 
+def _reading(method: str) -> Callable[[RemoteEngine], Any]:
+    """A method that calls the one of this name in the engine's own process."""
+    return lambda engine: engine.call(method)
+
+
 class RemoteEngine(RunningEngine):
     """An engine in another process, whose readings are calls of its methods."""
 
-    def _call(self, method: str) -> Any:  # noqa: ANN401 - as the method
+    def call(self, method: str) -> Any:  # noqa: ANN401 - as the method
+        """Call a method there."""
         raise NotImplementedError
 
-    def counters(self) -> Mapping[str, int]:
-        found: Mapping[str, int] = self._call("counters")
-        return found
-
-    def journal(self) -> Journal | None:
-        found: Journal | None = self._call("journal")
-        return found
-
-    def work(self) -> WorkLog | None:
-        found: WorkLog | None = self._call("work")
-        return found
-
-    def resources(self) -> Resources | None:
-        found: Resources | None = self._call("resources")
-        return found
-
-    def trace(self) -> Trace | None:
-        found: Trace | None = self._call("trace")
-        return found
-
-    def memory(self) -> Memory | None:
-        found: Memory | None = self._call("memory")
-        return found
-
-    def ranks(self) -> Agreement | None:
-        found: Agreement | None = self._call("ranks")
-        return found
+    counters, journal, work, resources, trace, memory, ranks = map(
+        _reading, ("counters", "journal", "work", "resources", "trace", "memory", "ranks")
+    )
 
 
 class EngineProcess(RemoteEngine):
@@ -93,10 +63,10 @@ class EngineProcess(RemoteEngine):
         environment = {"TMPDIR": str(self._temporary.path), **command.environment}
         self._process, self._connection = start(serve, subject, environment=environment, python=subject.python())
         try:
-            self._call("start", command, seconds=subject.profile.start_seconds)
-            self._readback: Mapping[str, Any] = self._call("readback")
-            self._own: Mapping[str, Any] = self._call("resolved")
-            self._hash: str = self._call("start_hash")
+            self.call("start", command, seconds=subject.profile.start_seconds)
+            self._readback: Mapping[str, Any] = self.call("readback")
+            self._own: Mapping[str, Any] = self.call("resolved")
+            self._hash: str = self.call("start_hash")
         except BaseException:
             self.stop()
             raise
@@ -132,7 +102,7 @@ class EngineProcess(RemoteEngine):
 
     def generate(self, asks: Sequence[Any]) -> list[Answer]:
         """The answers. EngineFailed unless there is one for each ask, in order and under its id."""
-        answers = self._call("generate", tuple(asks))
+        answers = self.call("generate", tuple(asks))
         wrong = ""
         if not isinstance(answers, list) or not all(isinstance(answer, Answer) for answer in answers):
             wrong = f"generate must return a list of Answer, got {answers!r:.60}"
@@ -144,7 +114,7 @@ class EngineProcess(RemoteEngine):
         return list(answers)
 
     def readback(self) -> Mapping[str, Any]:
-        self._readback = self._call("readback")
+        self._readback = self.call("readback")
         return self._readback
 
     def close(self) -> None:
@@ -152,11 +122,11 @@ class EngineProcess(RemoteEngine):
         if self.ended:
             return
         try:
-            self._call("close")
+            self.call("close")
         finally:
             self.stop()
 
-    def _call(self, method: str, *arguments: object, seconds: float | None = None) -> Any:  # noqa: ANN401 - as the method
+    def call(self, method: str, *arguments: object, seconds: float | None = None) -> Any:  # noqa: ANN401 - as the method
         assert self._connection is not None, "the engine is closed"
         limit = self.answer_seconds if seconds is None else seconds
         try:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import fields
+from itertools import chain
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from specmatrix.matrix.cells.cell import Cell
+    from specmatrix.matrix.workloads.request import RequestSpec
+
+# The matrix's depth of a chain, of a block-wise draft and of a lookup, for cells that leave it to the engine.
+AUTO_DEPTHS: Final = {"dflash": 5, "ngram": 10}
+AUTO_DEPTH: Final = 3
 
 
 class AxisLimit(NamedTuple):
@@ -15,6 +22,36 @@ class AxisLimit(NamedTuple):
     why: str
     axes: tuple[str, ...]
     forbids: Callable[[Cell], bool]
+
+
+def no_drafters(reasons: Mapping[str, str]) -> Iterator[AxisLimit]:
+    """Limits to other algorithms than those in `reasons`."""
+    for name, why in reasons.items():
+        yield AxisLimit(why, ("algorithm",), lambda cell, name=name: cell.algorithm == name)  # type: ignore[misc]
+
+
+def obstacle(cell: Cell, limits: Iterable[AxisLimit], reasons: Iterable[str]) -> str:
+    """The first reason for which a subject cannot run a cell, by its limits or else of `reasons`; "" without one."""
+    return next(chain((limit.why for limit in limits if limit.forbids(cell)), reasons), "")
+
+
+def untranslated(requests: Iterable[RequestSpec], read: Set[str]) -> Iterator[str]:
+    """A sentence for each field of a request that has another value than its default and is not in `read`."""
+    for request in requests:
+        for field in fields(request):
+            if field.name not in read and getattr(request, field.name) != field.default:
+                yield f"this subject does not translate {field.name} of a request"
+
+
+def chain_depth(cell: Cell, auto: Mapping[str, int] = AUTO_DEPTHS) -> int:
+    """Tokens that a cell drafts per round; auto: by algorithm, where the engine chooses. `steps` does not apply to a
+    block draft."""
+    steps = "auto" if cell.algorithm == "dflash" else cell.steps
+    if steps != "auto":
+        return int(steps)
+    if cell.draft_tokens != "auto":
+        return int(cell.draft_tokens) - 1
+    return auto.get(cell.algorithm, AUTO_DEPTH)
 
 
 def defaults_only(reasons: Mapping[str, str]) -> Iterator[AxisLimit]:

@@ -94,7 +94,7 @@ class RankedEngine(RemoteEngine):
         """Release the engine; its processes stay ready for another one."""
         self._lease.close()
 
-    def _call(self, method: str) -> Any:  # noqa: ANN401 - as the method
+    def call(self, method: str) -> Any:  # noqa: ANN401 - as the method
         return self.call_ranks(_read, method)
 
     def call_ranks(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - as the function

@@ -43,6 +43,11 @@ class PreparedCell:
         """Number of GPUs per cell of the tier."""
         return find_tier(self.tier).gpus
 
+    @property
+    def checkpoints(self) -> dict[str, str]:
+        """The zoo's name of the target, and of the draft if there is one, by role."""
+        return {"target": self.cell.target} | ({} if self.cell.draft is None else {"draft": self.cell.draft})
+
     @cached_property
     def asked(self) -> EngineConfig:
         """The configuration that the axes request."""

@@ -73,9 +73,9 @@ class Effect:
     (95 %) are relative, and in fractions of the questions for accuracy; negative is a loss. `p_loss` and `p_gain` are
     one-sided. `significant` is "loss" or "gain" after the test over all changed numbers, else "". `pairing` is what was
     compared: "prompts" (the same prompts), "starts", "intervals" (two summaries), or what has no interval: "24 prompts
-    changed alike", and without p values "one prompt", "one question", "no spread", "few engine starts", "another
-    clock", "another device", "fixed work took +54.0 %". `note`: for a speed, the smallest visible effect and the
-    machine's own drift.
+    changed alike", and without p values "one prompt", "one question", "other questions", "no spread", "few engine
+    starts", "another clock", "another device", "fixed work took +54.0 %". `note`: for a speed, the smallest visible
+    effect and the machine's own drift.
     """
 
     gate: str

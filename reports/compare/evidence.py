@@ -18,11 +18,9 @@ from specmatrix.reports.stats import (
     NORMAL,
     Z95,
     benjamini_hochberg,
-    difference_interval,
     mcnemar,
     paired_difference,
     ratio_change,
-    two_rate_test,
 )
 from specmatrix.reports.wording import count
 
@@ -156,15 +154,7 @@ def _accuracy(old: GateResult, new: GateResult) -> Effect | None:
             return effect(won - lost, None, None, None, "one question") if lost or won else None
         interval = paired_difference(lost, won, n)
         return effect((won - lost) / n, interval, mcnemar(lost, won, "loss"), mcnemar(lost, won, "gain"), "prompts")
-    if base == head:
-        return None
-    if 1 in (old_n, new_n):
-        return effect(head - base, None, None, None, "one question")
-    old_right, new_right = round(base * old_n), round(head * new_n)
-    interval = difference_interval(old_right, old_n, new_right, new_n)
-    losing = two_rate_test(old_right, old_n, new_right, new_n)
-    gaining = two_rate_test(new_right, new_n, old_right, old_n)
-    return effect(head - base, interval, losing, gaining, "intervals")
+    return None if base == head else effect(head - base, None, None, None, "other questions")
 
 
 def _speed(old: GateResult, new: GateResult) -> Iterator[Effect]:

@@ -153,13 +153,12 @@ class SglangSubject(Subject):
             reason = reason or next(unreported(cell), "")
         if reason:
             return Unsupported(reason)
-        checkpoints = {"target": cell.target} | ({} if cell.draft is None else {"draft": cell.draft})
         # The baseline server has the defaults that it was started with.
         flags = {"speculative_algorithm": None} if baseline else launch_flags(cell)
         if not self.server:
             flags |= _every_size(prepared)
         return EngineCommand(
-            flags, checkpoints, tuple(map(_ask, prepared.requests)), variant=BASELINE if baseline else ""
+            flags, prepared.checkpoints, tuple(map(_ask, prepared.requests)), variant=BASELINE if baseline else ""
         )
 
     def start(self, command: EngineCommand) -> RunningEngine:

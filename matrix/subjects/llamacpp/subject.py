@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix.matrix.cells.cell import HYBRIDS, Cell
 from specmatrix.matrix.subjects.environment import LLAMACPP
-from specmatrix.matrix.subjects.limits import AxisLimit, chains_only, defaults_only
+from specmatrix.matrix.subjects.limits import (
+    AxisLimit,
+    chain_depth,
+    chains_only,
+    defaults_only,
+    no_drafters,
+    obstacle,
+    untranslated,
+)
 from specmatrix.matrix.subjects.protocol import (
     AcceptanceRule,
     Capability,
@@ -64,9 +72,6 @@ NETS: Final = "llama.cpp's gated delta nets have keys and values of one size, an
 STOPS: Final = "llama.cpp has no stop tokens"
 IGNORED: Final = "llama.cpp bans an ignored EOS, so that the text is another one"
 QUEUED: Final = "HTTP does not show when a request is queued"
-# Depths for cells that leave them to the engine: the matrix's for a chain, the block-wise draft's, that of a lookup.
-AUTO_DEPTH: Final = 3
-AUTO_DEPTHS: Final = {"dflash": 5, "ngram": 10}
 LOOKUP: Final = 2
 SLOTS: Final = 8
 # Tokens that a penalty counts: more than any text has.
@@ -125,13 +130,10 @@ class LlamaCppSubject(Subject):
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Flags are those of the server, fields of an ask those of /completion."""
         cell = prepared.cell
-        beyond = (limit.why for limit in self.limits() if limit.forbids(cell))
-        reason = next(beyond, "") or next(_unread(prepared.requests), "")
-        if reason:
+        if reason := obstacle(cell, self.limits(), _unread(prepared.requests)):
             return Unsupported(reason)
-        checkpoints = {"target": cell.target} | ({} if cell.draft is None else {"draft": cell.draft})
         asks = tuple(_ask(request, cell, prepared.facts.vocab_size) for request in prepared.requests)
-        return EngineCommand(_flags(prepared), checkpoints, asks)
+        return EngineCommand(_flags(prepared), prepared.checkpoints, asks)
 
     def start(self, command: EngineCommand) -> RunningEngine:
         """Convert the checkpoints and start the server. ConfigError if either fails."""
@@ -159,13 +161,9 @@ class LlamaCppSubject(Subject):
         return [replace(one, ignore_eos=False) for one in found]
 
     def limits(self) -> tuple[AxisLimit, ...]:
-        unknown = (
-            AxisLimit(why, ("algorithm",), lambda cell, name=name: cell.algorithm == name)  # type: ignore[misc]
-            for name, why in DRAFTERS.items()
-        )
         drawn = ("algorithm", "acceptance")
         return (
-            *unknown,
+            *no_drafters(DRAFTERS),
             *defaults_only(ABSENT),
             *chains_only(CHAINS, SIZES),
             AxisLimit(BLOCKWISE, ("acceptance",), lambda cell: cell.acceptance == "block"),
@@ -182,7 +180,7 @@ def _flags(prepared: PreparedCell) -> dict[str, Any]:
     cell = prepared.cell
     slots = SLOTS if cell.slots == "auto" else int(cell.slots)
     # A server ends where a batch cannot hold the drafts of all slots (docs/findings.md).
-    room = slots * (1 + _depth(cell))
+    room = slots * (1 + chain_depth(cell))
     batch = WHOLE if cell.prefill_chunk == "off" else max(int(cell.prefill_chunk), room * (cell.algorithm != "none"))
     context = int(prepared.facts.context_length if cell.context == "model" else prepared.asked.context_length)
     flags: dict[str, Any] = {
@@ -195,23 +193,13 @@ def _flags(prepared: PreparedCell) -> dict[str, Any]:
     }
     if cell.algorithm == "ngram":
         # It drafts no fewer tokens than it looks up.
-        depth = _depth(cell)
+        depth = chain_depth(cell)
         flags |= {"spec-ngram-simple-size-n": min(LOOKUP, depth), "spec-ngram-simple-size-m": depth}
     elif cell.algorithm != "none":
-        flags |= {"spec-draft-n-max": _depth(cell), "spec-draft-p-min": 0.0}
+        flags |= {"spec-draft-n-max": chain_depth(cell), "spec-draft-p-min": 0.0}
     if cell.acceptance == "reject":
         flags["spec-draft-sampling"] = "probabilistic"
     return flags
-
-
-def _depth(cell: Cell) -> int:
-    """Tokens that a cell drafts per round. `steps` does not apply to a block draft."""
-    steps = "auto" if cell.algorithm == "dflash" else cell.steps
-    if steps != "auto":
-        return int(steps)
-    if cell.draft_tokens != "auto":
-        return int(cell.draft_tokens) - 1
-    return AUTO_DEPTHS.get(cell.algorithm, AUTO_DEPTH)
 
 
 def _unread(requests: Sequence[RequestSpec]) -> Iterator[str]:
@@ -221,11 +209,9 @@ def _unread(requests: Sequence[RequestSpec]) -> Iterator[str]:
             yield IGNORED
         if request.stop_token_ids:
             yield STOPS
-        for field in fields(request):
-            if field.name not in READ and getattr(request, field.name) != field.default:
-                yield f"this subject does not translate {field.name} of a request"
         if request.abort_after == 0:
             yield QUEUED
+    yield from untranslated(requests, READ)
 
 
 def _ask(request: RequestSpec, cell: Cell, vocabulary: int) -> SubjectRequest:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix.matrix.cells.cell import HYBRIDS, Cell
-from specmatrix.matrix.subjects.limits import AxisLimit, chains_only, defaults_only
+from specmatrix.matrix.subjects.limits import (
+    AUTO_DEPTH,
+    AxisLimit,
+    chains_only,
+    defaults_only,
+    no_drafters,
+    obstacle,
+    untranslated,
+)
 from specmatrix.matrix.subjects.protocol import (
     AcceptanceRule,
     Capability,
@@ -62,8 +70,7 @@ LAYERS: Final = "transformers' MTP drafts one token per prediction layer, and th
 STATEFUL: Final = "transformers refuses assisted generation of models with a recurrent state"
 LOOKUP: Final = "transformers' prompt lookup has no depth besides its number of tokens"
 VARIANT: Final = "this variant of the subject changes only how a standalone draft runs"
-# The matrix's automatic depth of a chain; transformers' defaults for depth and confidence.
-AUTO_DEPTH: Final = 3
+# transformers' defaults for depth and confidence.
 DEPTH: Final = 20
 THRESHOLD: Final = 0.4
 LOOKED_UP: Final = 10
@@ -136,9 +143,7 @@ class TransformersSubject(Subject):
         """Use transformers' names: flags are arguments of generate() and of the assistant's generation_config, fields
         of an ask are arguments of generate(), less `seed`, `logprobs` and `top_logprobs`."""
         cell = prepared.cell
-        beyond = (limit.why for limit in self.limits() if limit.forbids(cell))
-        reason = next(beyond, "") or next(_unread(prepared.requests), "")
-        if reason:
+        if reason := obstacle(cell, self.limits(), _unread(prepared.requests)):
             return Unsupported(reason)
         checkpoints = {"target": cell.target}
         if cell.algorithm == "standalone" and self.exit_layer is None:
@@ -154,10 +159,6 @@ class TransformersSubject(Subject):
         return TransformersEngine(command)
 
     def limits(self) -> tuple[AxisLimit, ...]:
-        unknown = (
-            AxisLimit(why, ("algorithm",), lambda cell, name=name: cell.algorithm == name)  # type: ignore[misc]
-            for name, why in DRAFTERS.items()
-        )
         variant = AxisLimit(VARIANT, ("algorithm",), lambda cell: cell.algorithm in ("ngram", "nextn"))
         lookup = AxisLimit(
             LOOKUP, ("algorithm", "steps"), lambda cell: cell.algorithm == "ngram" and cell.steps != "auto"
@@ -178,7 +179,8 @@ class TransformersSubject(Subject):
         state = AxisLimit(
             STATEFUL, ("algorithm", "model"), lambda cell: cell.algorithm != "none" and cell.model in HYBRIDS
         )
-        return (*unknown, *own, *defaults_only(ABSENT), uncached, lookup, layers, state, *chains_only(CHAINS, SIZES))
+        general = *no_drafters(DRAFTERS), *own, *defaults_only(ABSENT)
+        return (*general, uncached, lookup, layers, state, *chains_only(CHAINS, SIZES))
 
     def _flags(self, cell: Cell) -> dict[str, Any]:
         """Arguments that all requests of a start share."""
@@ -243,12 +245,9 @@ class UniversalSubject(DynamicSubject):
 
 def _unread(requests: tuple[RequestSpec, ...]) -> Iterator[str]:
     """A reason for each field of a request that this subject does not translate."""
-    for request in requests:
-        for field in fields(request):
-            if field.name not in READ and getattr(request, field.name) != field.default:
-                yield f"this subject does not translate {field.name} of a request"
-        if request.seed is None:
-            yield "transformers' generate() has no seed of its own"
+    yield from untranslated(requests, READ)
+    if any(request.seed is None for request in requests):
+        yield "transformers' generate() has no seed of its own"
 
 
 def _ask(request: RequestSpec, target: str, vocabulary: int) -> SubjectRequest:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix.matrix.subjects.environment import SUFFIX, VLLM
-from specmatrix.matrix.subjects.limits import AxisLimit, chains_only, defaults_only
+from specmatrix.matrix.subjects.limits import (
+    AUTO_DEPTHS,
+    AxisLimit,
+    chain_depth,
+    chains_only,
+    defaults_only,
+    obstacle,
+    untranslated,
+)
 from specmatrix.matrix.subjects.protocol import (
     AcceptanceRule,
     Capability,
@@ -61,10 +69,7 @@ VARIANT: Final = "this variant of the subject changes only how n-grams are draft
 # of the axis, a page of one token, means the smallest.
 SMALLEST: Final = {"cpu": 32, "cuda": 16}
 LATENT_BLOCK: Final = 16
-# Depths for cells that leave them to the engine: the matrix's for a chain, the block-wise draft's, and that of a
-# lookup.
-AUTO_DEPTH: Final = 3
-AUTO_DEPTHS: Final = {"dflash": 5, "ngram": 10, "nextn": 2}
+DEPTHS: Final = {**AUTO_DEPTHS, "nextn": 2}
 LOOKUP: Final = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 # Variants of checkpoints: the architecture that vLLM knows a draft by, where its own is SGLang's name, and the size of
 # latent attention that its CPU kernel takes.
@@ -148,16 +153,13 @@ class VllmSubject(Subject):
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Flags are vLLM's EngineArgs, fields of an ask its SamplingParams, less those that `engine` reads itself."""
         cell, device = prepared.cell, "cuda" if prepared.gpus else "cpu"
-        beyond = (limit.why for limit in self._limits(device) if limit.forbids(cell))
-        reason = next(beyond, "") or next(_unread(prepared), "")
-        if reason:
+        if reason := obstacle(cell, self._limits(device), _unread(prepared)):
             return Unsupported(reason)
-        checkpoints = {"target": cell.target} | ({} if cell.draft is None else {"draft": cell.draft})
         return EngineCommand(
             self._flags(prepared, device),
-            checkpoints,
+            prepared.checkpoints,
             tuple(_ask(request) for request in prepared.requests),
-            variant=next((VARIANTS[name] for name in checkpoints.values() if name in VARIANTS), ""),
+            variant=next((VARIANTS[name] for name in prepared.checkpoints.values() if name in VARIANTS), ""),
             environment=OFFLINE | (ONE_THREAD if device == "cpu" else {}),
         )
 
@@ -174,7 +176,9 @@ class VllmSubject(Subject):
         yield AxisLimit(
             LAYERS,
             ("algorithm", "steps", "draft_tokens"),
-            lambda cell: cell.algorithm == "nextn" and _depth(cell) > 1 and _depth(cell) % 2 > 0,
+            lambda cell: (
+                cell.algorithm == "nextn" and chain_depth(cell, DEPTHS) > 1 and chain_depth(cell, DEPTHS) % 2 > 0
+            ),
         )
         if device == "cpu":
             yield AxisLimit(LATENT, ("model", "page_size", "prefill_chunk"), _beyond_latent)
@@ -240,23 +244,13 @@ class VllmSubject(Subject):
 
     def _drafter(self, cell: Cell) -> dict[str, Any]:
         """vLLM's speculative_config, without the path of the draft."""
-        depth = _depth(cell)
+        depth = chain_depth(cell, DEPTHS)
         if cell.algorithm != "ngram":
             drawn = {"draft_sample_method": "probabilistic"} if cell.acceptance != "match" else {}
             blocks = {"rejection_sample_method": "block"} if cell.acceptance == "block" else {}
             return {"method": METHODS[cell.algorithm], "num_speculative_tokens": depth, **drawn, **blocks}
         more = LOOKUP if self.lookup == "ngram" else {}
         return {"method": self.lookup, "num_speculative_tokens": depth, **more}
-
-
-def _depth(cell: Cell) -> int:
-    """Tokens that a cell drafts per round. `steps` does not apply to a block draft."""
-    steps = "auto" if cell.algorithm == "dflash" else cell.steps
-    if steps != "auto":
-        return int(steps)
-    if cell.draft_tokens != "auto":
-        return int(cell.draft_tokens) - 1
-    return AUTO_DEPTHS.get(cell.algorithm, AUTO_DEPTH)
 
 
 def _latent(cell: Cell) -> bool:
@@ -288,11 +282,9 @@ def _unread(prepared: PreparedCell) -> Iterator[str]:
     for request in prepared.requests:
         if prepared.cell.algorithm != "none" and (request.min_p or request.logit_bias):
             yield BIASED
-        for field in fields(request):
-            if field.name not in READ and getattr(request, field.name) != field.default:
-                yield f"this subject does not translate {field.name} of a request"
         if request.temperature > HOTTEST:
             yield f"vLLM takes temperatures up to {HOTTEST:g}"
+    yield from untranslated(prepared.requests, READ)
 
 
 def _ask(request: RequestSpec) -> SubjectRequest:

@@ -175,25 +175,6 @@ def test_the_ends_of_wilson_are_exact():
     assert stats.wilson(0, 7)[0] == 0.0 and stats.wilson(7, 7)[1] == 1.0
 
 
-def test_the_difference_of_rates_is_that_of_newcombe_1998():
-    """Case 1 of his table: 56/70 against 48/80, method 10."""
-    assert stats.difference_interval(48, 80, 56, 70) == pytest.approx((0.0524, 0.3339), abs=5e-5)
-
-
-@given(st.integers(0, 30), st.integers(0, 40))
-def test_the_difference_of_rates_turns_round_with_its_sides(base, head):
-    low, high = stats.difference_interval(base, 30, head, 40)
-    assert low <= head / 40 - base / 30 <= high
-    assert stats.difference_interval(head, 40, base, 30) == pytest.approx((-high, -low))
-
-
-def test_the_pooled_test_of_two_rates_is_the_root_of_chi_square():
-    known = scipy_stats.chi2_contingency([[90, 10], [75, 25]], correction=False).pvalue
-    assert stats.two_rate_test(90, 100, 75, 100) == pytest.approx(known / 2)
-    assert stats.two_rate_test(75, 100, 90, 100) == pytest.approx(1 - known / 2)
-    assert stats.two_rate_test(10, 10, 10, 10) == stats.two_rate_test(0, 10, 0, 10) == 1.0
-
-
 def test_nothing_in_200_bounds_the_rate_below_one_and_a_half_points():
     assert stats.zero_count_bound(200) == pytest.approx(0.01487, abs=1e-5)
     assert (1 - stats.zero_count_bound(200)) ** 200 == pytest.approx(0.05)
@@ -272,7 +253,6 @@ BAD = [
     (lambda: stats.wilson(1, 0), "n must be at least 1, got 0"),
     (lambda: stats.wilson(6, 5), "successes must be between 0 and 5, got 6"),
     (lambda: stats.zero_count_bound(0), "n must be at least 1, got 0"),
-    (lambda: stats.two_rate_test(1, 0, 1, 1), "base_n must be at least 1, got 0"),
     (lambda: stats.loss_evidence(-1, 2), "lost must be at least 0, got -1"),
     (lambda: stats.loss_evidence(1, -2), "won must be at least 0, got -2"),
     (lambda: stats.shift([1.0], [1.0, 2.0]), "number of values must be at least 2, got 1"),
