@@ -225,13 +225,14 @@ class LLM:
             raise
         return request, turn
 
-    def compiled(self, params: SamplingParams) -> object:
+    def compiled(self, params: SamplingParams, quick: bool = False) -> object:
         """The compiled grammar of the parameters, None without one. RequestError on invalid parameters.
 
         May be called from any thread. While the result is held, adding a request with this grammar takes no time.
+        quick: None too if a first, short attempt does not suffice.
         """
         params.validate(self.vocab_size, self.tokenizer.eos_ids)
-        return None if params.constraint is None else self.grammars.compile(params.constraint)
+        return None if params.constraint is None else self.grammars.compile(params.constraint, quick)
 
     def _queue(self, request: Request, turn: Turn | None) -> int:
         if turn is not None:

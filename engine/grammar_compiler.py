@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -28,6 +29,8 @@ from specmatrix.extras import require
 
 # Limits of compiling one grammar: CPU time, memory beyond what the process has, and elapsed time on a busy machine.
 LIMITS: Final = (2.0, 512 * 2**20)
+# CPU time of a first attempt, for which no grammar waits behind slow ones.
+QUICK: Final = 0.25
 SECONDS: Final = 90.0
 START_SECONDS: Final = 120.0
 READY: Final = ("ready", None)
@@ -50,20 +53,22 @@ class GrammarCompiler:
         self.live: weakref.WeakValueDictionary[Constraint, CompiledGrammar] = weakref.WeakValueDictionary()
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
 
-    def compile(self, constraint: Constraint) -> CompiledGrammar:
-        """The compiled grammar. RequestError if xgrammar refuses it or its limits do not suffice; ConfigError without
-        the extra `grammar`. Takes no time for a live grammar; others do not wait for each other."""
+    def compile(self, constraint: Constraint, quick: bool = False) -> CompiledGrammar | None:
+        """The compiled grammar; with `quick` None if it takes longer than QUICK. RequestError if xgrammar refuses it or
+        its limits do not suffice; ConfigError without the extra `grammar`. Takes no time for a live grammar; others do
+        not wait for each other."""
         if (live := self.live.get(constraint)) is not None:
             return live
         require("xgrammar")
         ends = tuple(sorted(self._tokenizer.eos_ids))
         with _CREATING:
             process = _process(self._tokenizer.backend_tokenizer.to_str(), ends, self._vocab_size)
-        found = process.compile(constraint)
+        found = process.compile(constraint, quick)
         if isinstance(found, str):
             kind, text = constraint
             raise RequestError(f"{kind} is {shown(text)}; allowed: a grammar that xgrammar compiles ({found})")
-        self.live[constraint] = found
+        if found is not None:
+            self.live[constraint] = found
         return found
 
 
@@ -100,34 +105,38 @@ class CompilerProcess:
         )
         self._limits = limits
         self._running: tuple[ChildProcess, Connection[Any, Any]] | None = None
-        self._recent: OrderedDict[Constraint, Future[CompiledGrammar | str]] = OrderedDict()
+        self._recent: OrderedDict[tuple[Constraint, bool], Future[CompiledGrammar | str | None]] = OrderedDict()
         self._lock, self._starting = Lock(), Lock()
 
-    def compile(self, constraint: Constraint) -> CompiledGrammar | str:
-        """The compiled grammar, or why there is none. EngineError if its process is killed."""
+    def compile(self, constraint: Constraint, quick: bool = False) -> CompiledGrammar | str | None:
+        """The compiled grammar, or why there is none; with `quick` None after QUICK seconds of CPU time. EngineError if
+        its process is killed."""
+        key = (constraint, quick)
         with self._lock:
-            new = constraint not in self._recent
-            found = self._recent.setdefault(constraint, Future())
-            self._recent.move_to_end(constraint)
+            new = key not in self._recent
+            found = self._recent.setdefault(key, Future())
+            self._recent.move_to_end(key)
             while len(self._recent) > RECENT:
                 self._recent.popitem(last=False)
         if new:
             try:
-                found.set_result(self._compile(constraint))
+                found.set_result(self._compile(constraint, quick))
             except BaseException as error:
                 with self._lock:
-                    self._recent.pop(constraint, None)
+                    self._recent.pop(key, None)
                 found.set_exception(EngineError(text_of(error)))
                 raise
         return found.result()
 
-    def _compile(self, constraint: Constraint) -> CompiledGrammar | str:
+    def _compile(self, constraint: Constraint, quick: bool) -> CompiledGrammar | str | None:
         seconds, memory = self._limits
         with self._fork() as connection:
             with suppress(ConnectionError):  # it has ended, as the next message says
-                connection.send(constraint)
+                connection.send((constraint, min(QUICK, seconds) if quick else seconds))
             kind, answer = _received(connection, SECONDS)
             then, table = _received(connection, SECONDS) if kind == "done" else (kind, None)
+        if quick and -signal.SIGPROF in (answer, table):
+            return None
         if kind == "done":
             grammar = self._library.CompiledGrammar.deserialize_json(answer, self._tokens)
             return CompiledGrammar(grammar, table if then == "table" else None)
@@ -154,7 +163,7 @@ class CompilerProcess:
         return ours
 
     def _start(self) -> tuple[ChildProcess, Connection[Any, Any]]:
-        process, connection = start(serve, self._tokens.serialize_json(), *self._limits)
+        process, connection = start(serve, self._tokens.serialize_json(), self._limits[1])
         weakref.finalize(self, process.stop)
         if _received(connection, START_SECONDS) != READY:
             process.stop()
@@ -175,7 +184,7 @@ _process = lru_cache(4)(CompilerProcess)
 _CREATING: Final = Lock()
 
 
-def serve(tokens: str, seconds: float, memory: int, connection: Connection[Any, Any]) -> None:
+def serve(tokens: str, memory: int, connection: Connection[Any, Any]) -> None:
     """What the process runs. tokens: a serialised xgrammar.TokenizerInfo. connection: receives connections, each for a
     constraint, which is answered by a fork."""
     import xgrammar
@@ -190,7 +199,7 @@ def serve(tokens: str, seconds: float, memory: int, connection: Connection[Any, 
         asked: Connection[Any, Any] = Connection(recv_handle(connection))
         if (pid := os.fork()) == 0:
             try:
-                _answer(compiler, info, (seconds, memory), asked)
+                _answer(compiler, info, memory, asked)
             finally:
                 os._exit(0)
         Thread(target=_tell_status, args=(pid, asked), daemon=True).start()
@@ -202,19 +211,28 @@ def _tell_status(pid: int, connection: Connection[Any, Any]) -> None:
         connection.send(("ended", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
 
 
-def _answer(compiler: Any, info: Any, limits: tuple[float, int], connection: Connection[Any, Any]) -> None:  # noqa: ANN401
-    """Receive a constraint and send ("done", serialised grammar), then ("table", its TokenTable or None); or
-    ("refused", why), None if the memory did not suffice."""
+def _read(kind: str, text: str) -> Any:  # noqa: ANN401 - xgrammar has no types
+    """The text, but an xgrammar.StructuralTag for SGLang's older form, `structures` behind `triggers`."""
+    import xgrammar
+
+    if kind != "structural_tag" or "structures" not in (asked := json.loads(text)):
+        return text
+    items = [xgrammar.StructuralTagItem.model_validate(item) for item in asked["structures"]]
+    return xgrammar.StructuralTag.from_legacy_structural_tag(items, asked.get("triggers"))
+
+
+def _answer(compiler: Any, info: Any, memory: int, connection: Connection[Any, Any]) -> None:  # noqa: ANN401
+    """Receive a constraint and its limit of CPU time; send ("done", serialised grammar), then ("table", its TokenTable
+    or None); or ("refused", why), None if the memory did not suffice."""
     import resource
 
-    seconds, memory = limits
-    kind, text = connection.recv()
+    (kind, text), seconds = connection.recv()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + memory, resource.RLIM_INFINITY))
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
-        compiled = getattr(compiler, COMPILE.get(kind, f"compile_{kind}"))(text)
+        compiled = getattr(compiler, COMPILE.get(kind, f"compile_{kind}"))(_read(kind, text))
         answer = str(compiled.serialize_json())
         signal.setitimer(signal.ITIMER_PROF, 0)  # whole messages only
     except Exception as error:

@@ -31,7 +31,8 @@ log = logging.getLogger("specmatrix.server")
 IDLE_SECONDS: Final = 1.0
 # Each open session keeps its tokens, so their number is limited.
 MAX_SESSIONS: Final = 1024
-_COMPILERS: Final = ThreadPoolExecutor(limits.GRAMMARS, "grammar")
+# Threads for grammars that compile quickly, and for those that do not.
+_COMPILERS: Final = (ThreadPoolExecutor(64, "grammar"), ThreadPoolExecutor(4, "slow-grammar"))
 Result = TypeVar("Result")
 
 
@@ -226,13 +227,14 @@ class EngineThread:
             raise
 
     async def _with_grammar(self, asked: Submission) -> Submission:
-        """Compile the request's grammar, if any, in another thread."""
+        """Compile the request's grammar, if any, in another thread; a slow one only in the second attempt."""
         params, llm = asked.params, self._llm
         if params.constraint is None:
             return asked
         found: object = llm.grammars.live.get(params.constraint)
-        if found is None:
-            found = await asyncio.get_running_loop().run_in_executor(_COMPILERS, llm.compiled, params)
+        for threads, quick in zip(_COMPILERS, (True, False), strict=True):
+            if found is None:
+                found = await asyncio.get_running_loop().run_in_executor(threads, llm.compiled, params, quick)
         return replace(asked, grammar=found)
 
     def _abandon(self, added: asyncio.Future[list[Ticket]]) -> None:

@@ -20,7 +20,17 @@ from specmatrix.engine.server import limits
 from specmatrix.engine.server.engine_thread import EngineThread, SessionTurn, Submission, Ticket, failure
 from specmatrix.engine.server.json_body import REFERENCE, JsonBody, absent, decoded, read, takes
 from specmatrix.engine.server.refusals import NativeErrorBody, Stopping, body_of, documented
-from specmatrix.engine.server.responses import DONE, EventStream, built, event, finished, json_answer, merged, number
+from specmatrix.engine.server.responses import (
+    DONE,
+    EventStream,
+    built,
+    event,
+    finished,
+    json_answer,
+    merged,
+    number,
+    unless_gone,
+)
 from specmatrix.engine.server.sampling import NATIVE_ABSENT, Ids, NativeSampling, engine_params, prompts_of, refuse
 from specmatrix.errors import RequestError
 
@@ -240,7 +250,7 @@ def native_router(engine: EngineThread, model: str) -> APIRouter:
         body = await read(http, GenerateBody)
         asks = body.asks(engine)
         batch = body.prompts()[1] or len(asks) > 1
-        tickets = await engine.submit(asks)
+        tickets = await unless_gone(http, engine.submit(asks))
         if body.stream:
             return EventStream(engine, tickets, events(body, asks, tickets, batch))
         each = [*zip(tickets, await finished(http, engine, tickets), asks, strict=True)]

@@ -38,23 +38,26 @@ class JsonSchemaFormat(JsonBody):
 
 
 class ResponseFormat(JsonBody):
-    """OpenAI's response format, and SGLang's with a structural tag."""
+    """OpenAI's response format, and SGLang's with a structural tag, in xgrammar's form or the older one."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"] = "text"
     json_schema: JsonSchemaFormat | None = None
     format: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
 
     def grammar(self) -> dict[str, str]:
         """The grammar as a member of SamplingParams. RequestError unless exactly what the type needs is given."""
-        due = {"json_schema": "json_schema", "structural_tag": "format"}.get(self.type)
-        given = [name for name in ("json_schema", "format") if getattr(self, name) is not None]
-        if given != [due] * (due is not None):
-            found, allowed = " and ".join(given) or "no other member", due or "no other member"
-            raise RequestError(f"response_format of type {self.type!r} has {found}; allowed: {allowed}")
+        members = ("json_schema", "format", "structures", "triggers")
+        due = {"json_schema": ["json_schema"], "structural_tag": ["format", "structures and triggers"]}
+        allowed = due.get(self.type, ["no other member"])
+        given = {name: member for name in members if (member := getattr(self, name)) is not None}
+        if (found := " and ".join(given) or "no other member") not in allowed:
+            raise RequestError(f"response_format of type {self.type!r} has {found}; allowed: {', or '.join(allowed)}")
         if self.json_schema is not None:
             return {"json_schema": msgspec.json.encode(self.json_schema.schema).decode()}
-        if self.format is not None:
-            return {"structural_tag": msgspec.json.encode({"type": self.type, "format": self.format}).decode()}
+        if given:
+            return {"structural_tag": msgspec.json.encode({"type": self.type, **given}).decode()}
         return {"json_schema": '{"type":"object"}'} if self.type == "json_object" else {}
 
 

@@ -24,7 +24,17 @@ from specmatrix.engine.server.openai_bodies import (
     OpenAICommon,
 )
 from specmatrix.engine.server.refusals import NoSuchModel, OpenAIErrorBody, body_of, documented, status_of
-from specmatrix.engine.server.responses import DONE, EventStream, built, event, finished, json_answer, merged, number
+from specmatrix.engine.server.responses import (
+    DONE,
+    EventStream,
+    built,
+    event,
+    finished,
+    json_answer,
+    merged,
+    number,
+    unless_gone,
+)
 from specmatrix.engine.server.sampling import engine_params, prompts_of, refuse
 from specmatrix.errors import RequestError, shown
 
@@ -73,13 +83,12 @@ class Answering:
         )
         each = params.completions(engine.resolved.random_seed)
         names = [body.rid if body.rid is None or body.n == 1 else f"{body.rid}-{place}" for place in range(body.n)]
-        self.tickets += await engine.submit(
-            [
-                Submission(prompt, one, name, streams=body.stream)
-                for prompt in prompts
-                for one, name in zip(each, names, strict=True)
-            ]
-        )
+        asks = [
+            Submission(prompt, one, name, streams=body.stream)
+            for prompt in prompts
+            for one, name in zip(each, names, strict=True)
+        ]
+        self.tickets += await unless_gone(http, engine.submit(asks))
         if self.echo:
             decode = engine.tokenizer.decode
             self.echoed = await built(lambda: [decode(ticket.request.prompt) for ticket in self.tickets])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
@@ -25,18 +25,24 @@ T = TypeVar("T")
 
 async def finished(http: Request, engine: EngineThread, tickets: Sequence[Ticket]) -> list[Output]:
     """Wait for the outputs of requests. If the client disconnects first, abort them and raise Disconnected."""
-    gone = asyncio.ensure_future(_disconnect(http))
-    outputs = asyncio.gather(*(ticket.done() for ticket in tickets))
     try:
-        await asyncio.wait((gone, outputs), return_when=asyncio.FIRST_COMPLETED)
-        if not outputs.done():
-            raise Disconnected("the client left before its answer was complete")
-        return outputs.result()
+        return await unless_gone(http, asyncio.gather(*(ticket.done() for ticket in tickets)))
     finally:
         engine.abort(tickets)
+
+
+async def unless_gone(http: Request, work: Awaitable[T]) -> T:
+    """Wait for a result. If the client disconnects first, cancel the work and raise Disconnected."""
+    gone, result = asyncio.ensure_future(_disconnect(http)), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((gone, result), return_when=asyncio.FIRST_COMPLETED)
+        if not result.done():
+            raise Disconnected("the client left before its answer was complete")
+        return result.result()
+    finally:
         gone.cancel()
-        outputs.cancel()
-        await asyncio.gather(gone, outputs, return_exceptions=True)
+        result.cancel()
+        await asyncio.gather(gone, result, return_exceptions=True)
 
 
 async def _disconnect(http: Request) -> None:

@@ -18,6 +18,11 @@ KINDS: Final = ("json_schema", "regex", "ebnf", "structural_tag")
 MAX_CHARACTERS: Final = 65536
 MAX_DEPTH: Final = 32
 STRINGS: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
+# Where a structural tag has schemas, in xgrammar's form and in SGLang's older one with `structures`.
+SCHEMAS: Final = ("json_schema", "schema")
+# Keywords of a schema whose values are schemas by name, and those whose values are data.
+BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+DATA: Final = ("const", "enum", "default", "examples")
 # What the rules and the grammar left of a token's distribution: nothing, its most likely token, or only others.
 NOTHING, KEPT, CHANGED = range(3)
 # What an error matched that the request itself asked for.
@@ -52,8 +57,30 @@ class Constraint(NamedTuple):
             raise RequestError(f"{kind} is {shown(text)}; allowed: JSON ({text_of(error)})") from None
         if not isinstance(schema, dict | bool) or (kind == "structural_tag" and isinstance(schema, bool)):
             raise RequestError(f"{kind} is {shown(text)}; allowed: a JSON object")
-        if kind == "json_schema":
-            _check_recursion(schema)
+        for each in [schema] if kind == "json_schema" else _schemas_of(schema):
+            _check_recursion(each)
+
+
+def _schemas_of(tag: Any) -> list[Any]:  # noqa: ANN401 - JSON
+    """The schemas in a structural tag."""
+    found, pending = [], [tag]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, dict):
+            found += [part[name] for name in SCHEMAS if name in part]
+            pending += [inner for name, inner in part.items() if name not in SCHEMAS]
+        elif isinstance(part, list):
+            pending += part
+    return found
+
+
+def _parts(schema: Any) -> list[Any]:  # noqa: ANN401 - JSON
+    """What stands directly within a schema or a list of schemas, without data."""
+    if isinstance(schema, list):
+        return schema
+    named = [inner for name in BY_NAME if isinstance(inner := schema.get(name), dict)]
+    others = [inner for name, inner in schema.items() if name not in DATA and not any(inner is one for one in named)]
+    return others + [inner for one in named for inner in one.values()]
 
 
 def _check_recursion(schema: Any) -> None:  # noqa: ANN401 - JSON
@@ -69,7 +96,7 @@ def _check_recursion(schema: Any) -> None:  # noqa: ANN401 - JSON
             continue
         around.add(id(part))
         pending.append((part, refs, True))
-        pending += [(inner, refs, False) for inner in (part.values() if isinstance(part, dict) else part)]
+        pending += [(inner, refs, False) for inner in _parts(part)]
         ref = part.get("$ref") if isinstance(part, dict) else None
         if isinstance(ref, str):
             target = _target(schema, ref)
