@@ -88,7 +88,7 @@ class LLM:
                 "RankedLLM from specmatrix.engine.parallel.client"
             )
         self.tokenizer = tokenizer = Tokenizer(locate(config.model_path))
-        self.grammars = GrammarCompiler(tokenizer, known.vocab_size)
+        self.grammars = GrammarCompiler(tokenizer, known.vocab_size, ranks)
         setup = EngineSetup(tokenizer, locate, ranks, publish, self.grammars.live)
         self.loop = build(resolved, known, setup)
         self._life = LifeCycle(self.loop, config, known, resolved, setup)

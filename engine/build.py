@@ -189,7 +189,7 @@ def _executor(context: BuildContext, drafter: Drafter, scheduler: Scheduler, set
     graphs = graphs_for(resolved, device, scheduler.counters)
     on_host = _at_once if graphs is None else graphs.on_host
     size, tabled = (_rows(resolved), context.target.vocab_size), not resolved.disable_grammar_tables
-    masks = GrammarMasks(setup.grammars, size, scheduler.counters, on_host, device, tabled, ranks.size == 1)
+    masks = GrammarMasks(setup.grammars, size, scheduler.counters, on_host, device, tabled, ranks)
     hooks = agreed if audited or ranks.size > 1 else hooks
     rule, ragged = resolved.speculative_acceptance, resolved.speculative_ragged_verify
     plain = DeviceStep(context.target, hooks, drafter.capture, context.kv, relay, rules, masks, ranks, rule, ragged)

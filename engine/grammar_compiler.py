@@ -11,7 +11,7 @@ import weakref
 from collections import OrderedDict
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from specmatrix.child_process import ChildProcess, start
 from specmatrix.engine.core.schedule.grammar import Constraint
+from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.device.token_tables import CompiledGrammar
 from specmatrix.engine.grammar_table import token_table
 from specmatrix.engine.models.tokenizer import Tokenizer
@@ -45,18 +46,24 @@ PLACE: Final = re.compile(r"\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?"
 class GrammarCompiler:
     """The grammars of one engine's requests. Safe to call from several threads.
 
-    live: compiled grammars that a request or the cache holds. Engines with equal tokenizers
-    share a process and its cache; the process starts with the first grammar.
+    live: compiled grammars that a request or the cache holds. Engines with equal tokenizers share a process and its
+    cache; the process starts with the first grammar. ranks: rank 0 compiles for all, as each may hit a limit.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, ranks: Ranks = ALONE) -> None:
         self.live: weakref.WeakValueDictionary[Constraint, CompiledGrammar] = weakref.WeakValueDictionary()
-        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._tokenizer, self._vocab_size, self._ranks = tokenizer, vocab_size, ranks
 
     def compile(self, constraint: Constraint, quick: bool = False) -> CompiledGrammar | None:
         """The compiled grammar; with `quick` None if it takes longer than QUICK. RequestError if xgrammar refuses it or
         its limits do not suffice; ConfigError without the extra `grammar`. Takes no time for a live grammar; others do
         not wait for each other."""
+        found = self._ranks.shared(partial(self._compile, constraint, quick))
+        if found is not None:
+            self.live[constraint] = found
+        return found
+
+    def _compile(self, constraint: Constraint, quick: bool) -> CompiledGrammar | None:
         if (live := self.live.get(constraint)) is not None:
             return live
         require("xgrammar")
@@ -67,8 +74,6 @@ class GrammarCompiler:
         if isinstance(found, str):
             kind, text = constraint
             raise RequestError(f"{kind} is {shown(text)}; allowed: a grammar that xgrammar compiles ({found})")
-        if found is not None:
-            self.live[constraint] = found
         return found
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
+
+from specmatrix.errors import EngineError
+
+T = TypeVar("T")
 
 
 class Ranks:
@@ -43,12 +48,29 @@ class Ranks:
         return part if self.size == 1 else torch.cat(self.parts(part), dim)
 
     def agreed(self, own: Tensor) -> Tensor:
-        """Rank 0's tensor, on every rank; int64 or bool."""
+        """Rank 0's tensor of integers or bool, on every rank."""
         if self.size == 1:
             return own
         sent = own.to(torch.int64, memory_format=torch.contiguous_format, copy=True)
         distributed.broadcast(sent, 0)
         return sent.to(own.dtype)
+
+    def shared(self, make: Callable[[], T]) -> T:
+        """What rank 0's `make` returns, pickled for the others, or the EngineError that it raises."""
+        if self.size == 1:
+            return make()
+        own: T | EngineError | None = None
+        if self.rank == 0:
+            try:
+                own = make()
+            except EngineError as error:
+                own = error
+        sent = [own]
+        distributed.broadcast_object_list(sent, 0)
+        found: Any = own if self.rank == 0 else sent[0]
+        if isinstance(found, EngineError):
+            raise found
+        return cast("T", found)
 
 
 ALONE: Final = Ranks()

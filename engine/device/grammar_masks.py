@@ -26,6 +26,7 @@ from specmatrix.engine.core.schedule.grammar import Constraint
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.step import PlanRow, StepPlan
 from specmatrix.engine.device.batch import count
+from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.device.cuda_graphs import HostWork
 from specmatrix.engine.device.staging import Staged, received, sent
 from specmatrix.engine.device.token_tables import CompiledGrammar, GrammarRows, TokenTables
@@ -35,6 +36,8 @@ WORD: Final = 32
 TABLES, HOST = 1, 2
 # CPU time of the masks of one request's round, behind which no token of it is legal: the whole batch waits for them.
 MASK_SECONDS: Final = 0.5
+# Stands for a matcher on ranks that get their masks from rank 0.
+ELSEWHERE: Final[Any] = object()
 
 
 class RequestMatcher:
@@ -88,8 +91,7 @@ class RequestMatcher:
 class GrammarMasks:
     """The matchers and table states of the requests in all rows. compiled: holds the grammars of all live requests.
     size: rows, and tokens of the vocabulary. on_host: does the host's work in the middle of a round, which may be a
-    CUDA graph. tabled: small grammars have tables on the device. limited: a request ends if its masks are slow, which
-    each of several ranks would decide by its own clock."""
+    CUDA graph. tabled: small grammars have tables on the device. ranks: rank 0's matchers, and its clock, decide."""
 
     def __init__(
         self,
@@ -99,10 +101,10 @@ class GrammarMasks:
         on_host: Callable[[HostWork, StepPlan], None],
         device: torch.device,
         tabled: bool = True,
-        limited: bool = True,
+        ranks: Ranks = ALONE,
     ) -> None:
         self._compiled, self._counters, self._on_host, self._device = compiled, counters, on_host, device
-        self.tabled, self._limited, self._size, self._vocab_size = tabled, limited, size, size[1]
+        self.tabled, self._ranks, self._size, self._vocab_size = tabled, ranks, size, size[1]
         self._tables: TokenTables | None = None  # from the first grammar that has one
         self._by_row: dict[int, RequestMatcher | None] = {}  # of rows with a grammar; None if it is in the tables
         self._unread: deque[tuple[list[RequestMatcher | None], Staged]] = deque()
@@ -129,7 +131,7 @@ class GrammarMasks:
             self._tables = self._tables or TokenTables(*self._size, self._device)
             if self._tables.admit(row, (params.constraint, (*params.reasoning_end_ids,)), compiled.table, output):
                 return None
-        return RequestMatcher(compiled.grammar, params, output)
+        return ELSEWHERE if self._ranks.rank else RequestMatcher(compiled.grammar, params, output)
 
     def path(self, plan: StepPlan) -> int:
         """Where a plan's masks come from: 0 has none, TABLES, HOST, or both."""
@@ -175,12 +177,15 @@ class GrammarMasks:
         """The matchers' masks, bool [B, N, V]."""
         words = torch.empty(*tokens.shape, -(-self._vocab_size // WORD), dtype=torch.int32, device=tokens.device)
         self._on_host(partial(self._write, torch.stack((tokens, parents)), words), plan)
-        bits = words[..., None] >> count(WORD, tokens.device).int() & 1
+        bits = self._ranks.agreed(words)[..., None] >> count(WORD, tokens.device).int() & 1
         return bits.flatten(2)[..., : self._vocab_size].bool()
 
     def _write(self, trees: Tensor, words: Tensor, plan: StepPlan) -> None:
         """Write the masks [B, N, words] of the trees [2, B, N], tokens and parents. Waits for the steps in flight, and
         for the trees; rows beyond the plan's are padding."""
+        if self._ranks.rank:
+            self._unread.clear()
+            return
         while self._unread:
             self._read(*self._unread.popleft())
         masks = torch.full(words.shape, -1, dtype=torch.int32)
@@ -208,7 +213,7 @@ class GrammarMasks:
 
         began = thread_time()
         visit(0)
-        if self._limited and thread_time() - began > MASK_SECONDS:
+        if thread_time() - began > MASK_SECONDS:
             masks.zero_()
 
     def _read(self, matchers: list[RequestMatcher | None], staged: Staged) -> None:

@@ -65,10 +65,13 @@ class TokenTable(NamedTuple):
 
 @dataclass(eq=False)
 class CompiledGrammar:
-    """An xgrammar.CompiledGrammar, and its table over tokens if that is small."""
+    """An xgrammar.CompiledGrammar, and its table over tokens if that is small. Other ranks get the table only."""
 
     grammar: Any
     table: TokenTable | None = None
+
+    def __reduce__(self) -> tuple[type[CompiledGrammar], tuple[None, TokenTable | None]]:
+        return CompiledGrammar, (None, self.table)
 
 
 class TokenTables:

@@ -39,6 +39,7 @@ def compiler() -> GrammarCompiler:
         ("json_schema", '{"type":"foo"}', 'Unsupported type "foo"'),
         ("ebnf", "root ::= foo", 'EBNF parser error at line 1, column 10: Rule "foo" is not defined'),
         ("structural_tag", "{}", "Invalid structural tag error: Structural tag must have a format field"),
+        ("structural_tag", '{"structures":5}', "'int' object is not iterable"),
     ],
 )
 def test_a_grammar_that_xgrammar_refuses_is_refused_with_its_reason(compiler, kind, text, why):
@@ -98,6 +99,15 @@ def test_slow_grammars_delay_no_other_and_end_alone():
             "the process that compiles the grammar ended with status -9; ask again"
         }
     assert children(os.getpid()) - before == {root}
+
+
+def test_a_quick_attempt_gives_a_slow_grammar_up_and_the_next_one_compiles_it(monkeypatch):
+    made, late = process((60.0, 2**29)), Constraint("regex", "(.{1,400}){1,5}")
+    monkeypatch.setattr("specmatrix.engine.grammar_compiler.QUICK", 0.01)
+    assert made.compile(late, quick=True) is None and made.compile(late, quick=True) is None
+    found = made.compile(late)
+    assert found.grammar and found.table is None  # as without a first attempt
+    assert made.compile(Constraint("regex", "b"), quick=True).table is not None
 
 
 def test_a_process_that_something_kills_is_started_again_and_refuses_no_grammar():

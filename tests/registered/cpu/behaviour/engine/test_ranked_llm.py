@@ -5,17 +5,20 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from specmatrix.engine.api import LLM, Output
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.engine.device import grammar_masks
 from specmatrix.engine.parallel.client import RankedLLM
 from specmatrix.engine.parallel.group import GroupLease, RankLost, end_idle_group
 from specmatrix.engine.parallel.worker import Rank
-from specmatrix.errors import ConfigError, EngineError
+from specmatrix.errors import ConfigError, EngineError, RequestError
 from specmatrix.matrix.zoo.registry import resolve_path
 from tests.support.rank_calls import InterruptedWaits, echo, os_of
 
@@ -52,6 +55,44 @@ def test_an_interrupted_engine_drops_running_requests_and_continues(monkeypatch)
         with pytest.raises(RankLost):
             llm.generate(PROMPTS, PARAMS)
         assert llm.health.startswith("broken: rank 1 of 2 died with exit code -9")
+
+
+def with_limit(rank: Rank, seconds: float) -> None:
+    if rank.place.rank == 0:
+        grammar_masks.MASK_SECONDS = seconds
+
+
+def shared(rank: Rank, error: bool) -> list[int]:
+    def mine() -> int:
+        if error:
+            raise RequestError(f"rank {rank.place.rank} refuses")
+        return rank.place.rank
+
+    ranks = rank.ranks(ordered=True)
+    return [int(part) for part in ranks.parts(torch.tensor([ranks.shared(mine)]))]
+
+
+def test_rank_0_compiles_grammars_and_masks_for_all():
+    """So that no rank's clock decides for itself which grammar is too slow."""
+    nested = SamplingParams(max_new_tokens=20, ebnf='root ::= " " group\ngroup ::= "(" group ")" | [a-z ]+')
+    asked = [nested, SamplingParams(max_new_tokens=20, regex=r" The [a-z ]+\."), PARAMS]
+    one = LLM(replace(TWO, tp_size=1), resolve_path)
+    expected = [output.output_ids for output in one.generate([PROMPTS[0]] * 3, asked)]
+    with RankedLLM(TWO, resolve_path) as llm:
+        assert [output.output_ids for output in llm.generate([PROMPTS[0]] * 3, asked)] == expected
+        try:
+            llm.call_ranks(with_limit, -1.0)
+            slow, *others = llm.generate([PROMPTS[0]] * 3, asked)
+        finally:
+            llm.call_ranks(with_limit, grammar_masks.MASK_SECONDS)
+        assert (slow.finish.reason, slow.output_ids) == ("error", ())
+        assert [output.output_ids for output in others] == expected[1:]
+        assert llm.call_ranks(shared, False) == [0, 0]
+        with pytest.raises(RequestError, match=r"^rank 0 refuses$"):
+            llm.call_ranks(shared, True)
+        with pytest.raises(RequestError, match=r"^regex is '\['; allowed: a grammar that xgrammar compiles"):
+            llm.generate(PROMPTS, SamplingParams(regex="["))
+        assert llm.health == "ok"
 
 
 @pytest.mark.nightly

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from concurrent.futures import ThreadPoolExecutor
+from queue import Queue
 from threading import Event
 
 import pytest
@@ -257,19 +257,41 @@ def test_a_body_that_is_no_json_and_an_abort_of_nothing_are_refused(server: Runn
     assert nothing.json() == {"error": {"message": "rid and abort_all: one of them must be given"}}
 
 
-def test_a_grammar_that_compiles_delays_no_other_request(server: RunningServer, monkeypatch: pytest.MonkeyPatch):
-    begun, may_end, compile_ = Event(), Event(), server.llm.grammars.compile
+def test_slow_grammars_delay_no_other_request_and_those_of_clients_that_left_are_not_compiled(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+):
+    begun, may_end, compile_ = Queue[str](), Event(), server.llm.grammars.compile
 
-    def slow(constraint: Constraint) -> object:
-        begun.set()
+    def slow(constraint: Constraint, quick: bool) -> object:
+        if not constraint.text.startswith("late"):
+            return compile_(constraint, quick)
+        if quick:
+            return None
+        begun.put(constraint.text)
         assert may_end.wait(20)
-        return compile_(constraint)
+        return compile_(constraint, quick)
+
+    def asked(number: int) -> str:
+        return json.dumps({"text": QUESTION, "sampling_params": {"regex": f"late{number}", "temperature": 0}})
 
     monkeypatch.setattr(server.llm.grammars, "compile", slow)
-    with ThreadPoolExecutor(1) as pool:
-        late = pool.submit(server.generate, text=QUESTION, sampling_params={"regex": "late", "temperature": 0})
-        assert begun.wait(20)
-        free = server.generate(text=QUESTION, sampling_params={"max_new_tokens": 4})
-        assert free["meta_info"]["completion_tokens"] == 4
-        may_end.set()
-        assert late.result()["text"] == "late"
+    tasks = server.server.server_state.tasks
+    others = len(tasks)
+    first = [server.raw("/generate", asked(number)) for number in range(4)]
+    assert {begun.get(timeout=20) for _ in first} == {f"late{number}" for number in range(4)}
+    left = [server.raw("/generate", asked(number)) for number in range(4, 8)]
+    while len(tasks) < others + 8:
+        pass
+    small = server.generate(text=QUESTION, sampling_params={"regex": "small", "temperature": 0})
+    assert small["text"] == "small" and begun.empty()
+    for connection in left:
+        connection.close()
+    while len(tasks) > others + 4:
+        pass
+    may_end.set()
+    for number, connection in enumerate(first):
+        with connection:
+            assert f'"text":"late{number}"'.encode() in connection.recv(65536)
+    last = server.generate(text=QUESTION, sampling_params={"regex": "late8", "temperature": 0})
+    assert last["text"] == "late8" and "late8" in begun.queue
+    assert not {f"late{number}" for number in range(4, 8)} & {*begun.queue}

@@ -176,6 +176,11 @@ def test_a_response_format_is_kept(chat: OpenAI, kind: str):
     ("response_format", "extra", "why"),
     [
         ({"type": "json_schema"}, {}, "of type 'json_schema' has no other member; allowed: json_schema"),
+        (
+            {"type": "structural_tag", "structures": []},
+            {},
+            "of type 'structural_tag' has structures; allowed: format, or structures and triggers",
+        ),
         ({"type": "text", "format": {}}, {}, "response_format of type 'text' has format; allowed: no other member"),
         ({"type": "json_object"}, {"json_schema": "{}"}, "json_schema and response_format are given; allowed: one of"),
         ({"type": "xml"}, {}, "response_format.type is 'xml'; allowed: "),

@@ -39,6 +39,21 @@ REFUSED = {
         '{"$defs":{"a":{"anyOf":[{"$ref":"#/$defs/a"}]}},"$ref":"#/$defs/a"}',
         r"json_schema is recursive at \$ref '#/\$defs/a'; allowed: schemas of limited depth",
     ),
+    "a property named enum": (
+        "json_schema",
+        '{"properties":{"enum":{"items":{"$ref":"#"}}}}',
+        r"json_schema is recursive at \$ref '#'; allowed: schemas of limited depth",
+    ),
+    "in a tag": (
+        "structural_tag",
+        '{"format":{"elements":[{"type":"json_schema","json_schema":{"items":{"$ref":"#"}}}]}}',
+        r"json_schema is recursive at \$ref '#'; allowed: schemas of limited depth",
+    ),
+    "in an older tag": (
+        "structural_tag",
+        '{"structures":[{"begin":"<a>","schema":{"items":{"$ref":"#"}},"end":"</a>"}],"triggers":["<a>"]}',
+        r"json_schema is recursive at \$ref '#'; allowed: schemas of limited depth",
+    ),
     "chain": ("json_schema", json.dumps(CHAIN), r"json_schema has more than 32 references in a line at .*"),
     "elsewhere": ("json_schema", '{"$ref":"http://x/y"}', r"json_schema has the \$ref 'http://x/y'; allowed: a path.*"),
     "nowhere": ("json_schema", '{"$ref":"#/$defs/b"}', r"json_schema has the \$ref '#/\$defs/b'; allowed: a path .*"),
@@ -73,6 +88,7 @@ SPELLINGS = {"a": [[]] * 10000, "b": [{"$ref": "#/a/" + "0" * n} for n in range(
         '{"$defs":{"a/b":{"type":"null"}},"items":[{"$ref":"#/$defs/a~1b"},{"$ref":"#/$defs/a~1b"}]}',
         json.dumps({**DOUBLING, "$ref": "#/$defs/0"}),
         '{"items":[{"type":"null"},{"$ref":"#/items/0"}]}',
+        '{"enum":[{"$ref":"#"}],"const":{"$ref":"nowhere"},"default":{"$ref":1},"properties":{"const":{"enum":[1]}}}',
     ],
     ids=[
         "deepest",
@@ -83,6 +99,7 @@ SPELLINGS = {"a": [[]] * 10000, "b": [{"$ref": "#/a/" + "0" * n} for n in range(
         "twice",
         "doubling",
         "item",
+        "references in data",
     ],
 )
 def test_a_schema_within_the_limits_passes(text):
