@@ -14,45 +14,33 @@ import typer
 
 from specmatrix.benchmarks.metric import Metric
 from specmatrix.errors import ConfigError, shown
-from specmatrix.matrix.zoo.registry import NAMES, verify_models
 from specmatrix.options import Json
 from specmatrix.reports.atomic import check_place, write_text
 from specmatrix.reports.render.console import print_markdown
 from specmatrix.reports.render.progress import waiting
 
-GROUPS: Final = ("decoding",)
-# Groups measured only if named: rounds on a GPU, and a search of tiles.
-GPU: Final = "gpu"
-TUNE: Final = "tune"
-NAMED: Final = (*GROUPS, TUNE)
+# Rounds on a GPU, and a search of tiles.
+GROUPS: Final = ("gpu", "tune")
 FILES: Final = ("bench.json", "bench.md")
 SIGNS: Final = {"higher": ">=", "lower": "<="}
 
 
 def bench(
-    groups: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="benchmarks to run; default: all")] = None,
-    gpu: Annotated[bool, typer.Option("--gpu", help="run the GPU benchmarks instead")] = False,
+    group: Annotated[str, typer.Argument(metavar="NAME", help="gpu or tune")] = GROUPS[0],
     out: Annotated[Path | None, typer.Option(help="also write bench.json and bench.md here")] = None,
     json_: Json = False,
 ) -> int:
     """Measure, print (JSON with `json_`, else a table) and, with `out`, write bench.json and bench.md there.
 
-    Returns 0 if every goal is met, else 1; noisy, red and unmeasured figures do not meet their goal. ConfigError if a
-    zoo file is damaged, ReportError if `out` cannot be written.
+    Returns 0 if every goal is met, else 1; noisy, red and unmeasured figures do not meet their goal. ConfigError for an
+    unknown name, ReportError if `out` cannot be written.
     """
-    if gpu and groups:
-        raise ConfigError(
-            f"benchmark {shown(groups[0])} cannot be combined with --gpu; give the name or --gpu, not both"
-        )
-    if unknown := next((group for group in groups or () if group not in NAMED), None):
-        raise ConfigError(f"benchmark {shown(unknown)} is unknown; it must be one of {', '.join(NAMED)}")
-    verify_models(NAMES)
+    if group not in GROUPS:
+        raise ConfigError(f"benchmark {shown(group)} is unknown; it must be one of {', '.join(GROUPS)}")
     if out is not None:
         check_place(out, *FILES)
-    found: list[Metric] = []
-    for group in (GPU,) if gpu else groups or GROUPS:
-        with waiting(f"measuring {group}"):
-            found += _measure(group)()
+    with waiting(f"measuring {group}"):
+        found = [*_measure(group)()]
     record = {"metrics": [metric.as_dict() for metric in found], "machine": _machine()}
     if out is not None:
         for name, text in zip(FILES, (json.dumps(record, indent=1) + "\n", markdown(record)), strict=True):
@@ -68,14 +56,10 @@ def _measure(group: str) -> Callable[[], Iterator[Metric]]:
     """The measure function of a group; imports torch and sets one compute thread."""
     import torch
 
-    from specmatrix.benchmarks import decoding, gpu, tune
+    from specmatrix.benchmarks import gpu, tune
 
     torch.set_num_threads(1)
-    return {
-        "decoding": decoding.beside_transformers,
-        GPU: gpu.measure,
-        TUNE: tune.measure,
-    }[group]
+    return gpu.measure if group == "gpu" else tune.measure
 
 
 def _machine() -> dict[str, Any]:

@@ -13,8 +13,9 @@ from typing import Final
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
-from specmatrix.benchmarks.decoding import transformers_model
 from specmatrix.benchmarks.metric import Metric, interleave, unmeasured
 from specmatrix.benchmarks.steady import PAIRS, ROUNDS, Bench, free, freed
 from specmatrix.engine.core.schedule.request import SamplingParams
@@ -32,7 +33,10 @@ BEHIND: Final = 256
 
 def transformers(bench: Bench) -> Metric:
     """Time of transformers' greedy generation with a static cache and compiled steps over ours, prefill included."""
-    theirs = transformers_model(bench.target, "bfloat16", bench.device)
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    theirs = AutoModelForCausalLM.from_pretrained(bench.target, dtype="bfloat16").to(bench.device).eval()
+    theirs.generation_config.eos_token_id = None  # it never stops early
     params = SamplingParams(max_new_tokens=TOKENS, ignore_eos=True)
     prompts = bench.prompts(theirs.config.vocab_size, 1)
     ids = torch.tensor(prompts, device=bench.device)

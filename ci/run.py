@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cover.order import cheaper_stage, measured_seconds
 from specmatrix.matrix.cover.selection import chosen_cells
 from specmatrix.matrix.gates.registry import all_gates, applied_gates
-from specmatrix.matrix.run.executed_lines import Lines, beside, no_suspect, own_change, ranges, read_change, suspects
+from specmatrix.matrix.run.executed_lines import Lines, own_change, ranges, suspects
 from specmatrix.matrix.run.explain import Explain
 from specmatrix.matrix.run.plugins import load_algorithm_plugin
 from specmatrix.matrix.run.provenance import run_header
@@ -49,7 +49,6 @@ from specmatrix.reports.schema import (
     Cause,
     CellResult,
     Header,
-    ReportError,
     ShardRecord,
     WaiverRule,
     is_red,
@@ -60,9 +59,6 @@ from specmatrix.reports.wording import count
 from specmatrix.stopping import Stopped
 
 MAX_STARTS: Final = 100
-# For `--rerun-failed`: the newest report, and the subfolder for the rerun.
-LAST: Final = Path("last")
-RERUN: Final = "rerun"
 
 
 def run_command(**given: Any) -> int:  # noqa: ANN401 - fields of RunOptions
@@ -75,9 +71,6 @@ run_command.__signature__ = inspect.signature(RunOptions, eval_str=True)  # type
 
 def run(options: RunOptions) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
-    if options.rerun_failed == LAST:
-        newest = newest_report(options.out)
-        options = dataclasses.replace(options, rerun_failed=newest, out=newest.parent / RERUN)
     if options.junit is not None:
         check_place(options.junit.parent, options.junit.name)
     engine, rules = foreign_subject(options.subject, options.endpoint), load_waivers(options.waivers)
@@ -89,7 +82,9 @@ def run(options: RunOptions) -> int:
         visible_gpus(options.tier)
     if options.subject == REFERENCE:
         require("torch")
-    seconds, change = measured_seconds(options.durations, options.tier), change_of(options)
+    seconds = measured_seconds(options.durations, options.tier)
+    # The lines of the checkout that differ since its branch left the main one; a fault is planted in a copy.
+    change = own_change() if options.subject == REFERENCE and not (options.fault or options.json or gpus) else {}
     with cell_runs(options, at_once, seconds, rules) as runs:
         again = options.rerun_failed
         name = options.subject if engine is None else engine.name
@@ -110,9 +105,7 @@ def run(options: RunOptions) -> int:
         writer = write_report(options.out, header, chosen, runs.explained(which)(chosen), options.fail_fast, decide)
         with writer.read() as report:
             view = write_run(report)
-        named: list[str] = []
-        if change is not None and not options.json and not gpus:
-            named += suspect_lines(view, change, options.tier, options.seed, chosen if options.change else (), runs)
+        named = [*suspect_lines(view, change, options.tier, options.seed)]
     # A connected cluster captures printed output.
     show_run(view, options.out, write_explained(view, options.out), options.json, options.junit)
     for line in named:
@@ -182,44 +175,9 @@ def header_of(
     return replace(header, fault=asked.fault or "", label=asked.label, shard=part, host=host)
 
 
-def newest_report(folder: Path) -> Path:
-    """The newest report in a folder or its subfolders, except those of reruns. ReportError if there is none."""
-    found = (path for path in folder.rglob(REPORT_FILE) if path.parent.name != RERUN)
-    if (newest := max(found, key=lambda path: path.stat().st_mtime, default=None)) is None:
-        raise ReportError(f"there is no {REPORT_FILE} in {folder}; name the report whose failed cells rerun")
-    return newest
-
-
-def change_of(options: RunOptions) -> Lines | None:
-    """The changed lines from which a red run names suspects, by default those of the checkout since its branch left the
-    main one; None without any. ConfigError for `--change` if the cells run other sources."""
-    if options.change is None:
-        return None if options.fault or options.subject != REFERENCE else own_change() or None
-    if options.fault or options.subject != REFERENCE:
-        option = f"--fault {options.fault}" if options.fault else f"--subject {options.subject}"
-        raise ConfigError(f"--change is of this engine's sources; it cannot be combined with {option}")
-    try:
-        return read_change(options.change)
-    except ConfigError as error:
-        raise ConfigError(f"--change: {error}") from error
-
-
-def suspect_lines(
-    view: RunView,
-    change: Lines,
-    tier: str,
-    seed: int,
-    chosen: Sequence[Cell],
-    runs: Callable[[Sequence[Cell]], Iterable[CellResult]],
-) -> Iterator[str]:
-    """Sentences on the changed lines that only a red run's failing cells execute, found by running a few cells again.
-    With `chosen` cells, of which a few run now if none passed because `fail_fast` ended the run, also a sentence on why
-    there are none."""
-    near = beside(view.red, view.cells, chosen) if change else []
-    cells = (*view.cells, *(runs(near) if near else ()))
-    found, names, green = suspects(view.red, cells, change, tier, seed)
-    if view.red and chosen and not found:
-        yield no_suspect(len(view.red), len(names), len(green), change)
+def suspect_lines(view: RunView, change: Lines, tier: str, seed: int) -> Iterator[str]:
+    """Sentences on the changed lines that only failing cells execute, found by running a few cells again."""
+    found, names, green = suspects(view.red, view.cells, change, tier, seed)
     for path, lines in found.items():
         for first, last in ranges(lines):
             place = f"{path}:{first}" + (f"-{last}" if last > first else "")

@@ -57,17 +57,7 @@ class RunOptions:
     rerun_failed: Annotated[
         Path | None,
         typer.Option(
-            metavar="[PATH]",
-            help="run the cells of a report that are red or did not run; alone: of the newest in --out, into its "
-            "folder rerun",
-        ),
-    ] = None
-    change: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BASE[..HEAD]",
-            help="name the lines of this change that only failing cells execute; by default of the checkout's own "
-            "change since it left its main branch",
+            help="run the cells of this report that are red or did not run",
         ),
     ] = None
     fault: PlantedFault = None

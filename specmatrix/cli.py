@@ -41,8 +41,6 @@ GROUPS: Final[Mapping[str, tuple[str, str]]] = {
     "accuracy": ("Engine and models", "specmatrix serve --page-size 4"),
 }
 HELPED: Final[Mapping[str, Any]] = {"help_option_names": ["-h", "--help"]}
-# Options whose value may be omitted, and the value used then.
-ALONE: Final[Mapping[str, str]] = {"--rerun-failed": "last"}
 
 
 class Command(NamedTuple):
@@ -190,17 +188,6 @@ def _options(
 ) -> None: ...
 
 
-def whole(words: Sequence[str]) -> list[str]:
-    """Insert omitted option values (`ALONE`) into a command line."""
-    after = [*words[1:], "--"]
-    return [
-        each
-        for word, then in zip(words, after, strict=True)
-        for each in (word, ALONE.get(word, "") if then.startswith("-") else "")
-        if each
-    ]
-
-
 @cache
 def command_line() -> CommandGroup:
     """The root group of all commands."""
@@ -217,7 +204,6 @@ def main(words: Sequence[str] | None = None) -> int:
     path = max((own for own in map(str.split, COMMANDS) if given[: len(own)] == own), key=len, default=[])
     if given == path and not (path and COMMANDS[" ".join(path)].function):
         given.append("--help")
-    given = whole(given)
     try:
         with stoppable():
             command: Any = command_line()

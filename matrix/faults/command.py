@@ -33,7 +33,6 @@ NEVER_ALONE: Final = "[red]kills no fault alone[/]"
 
 def faults(
     names: Annotated[list[str] | None, typer.Argument(metavar="ID", help="ids of faults; default: all")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="the same as an option; repeatable")] = None,
     stage: Stage = "pr",
     seed: Seed = 0,
     workers: Workers = WORKERS,
@@ -48,7 +47,7 @@ def faults(
     list_: Annotated[bool, typer.Option("--list", help="only list the faults")] = False,
     _plugin: Plugins = None,
 ) -> int:
-    """Print the kill matrix of a tier's faults (or of the faults `only`), as a table or JSON; return the exit status.
+    """Print the kill matrix of a tier's faults (or of the faults `names`), as a table or JSON; return the exit status.
 
     With `out`, also keep it up to date as JSON in `out`/faults.json; ReportError if that cannot be written. On Stopped,
     print what is complete and raise it again with a message that says how much that is.
@@ -57,7 +56,7 @@ def faults(
     for an unknown stage or id, more workers than this machine should start, and a fault that no longer
     applies.
     """
-    wanted = [*(names or ()), *(only or ())]
+    wanted = names or []
     if list_:
         return list_faults(wanted, tier, json_)
     visible_gpus(tier)

@@ -15,18 +15,14 @@ from types import FrameType
 from typing import Any, Final
 
 from specmatrix import HOME
-from specmatrix.errors import ConfigError, shown
+from specmatrix.errors import ConfigError
 from specmatrix.git import commit_of, git
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.constraints import expect
 from specmatrix.reports.schema import CellResult
-from specmatrix.reports.wording import count
 
 Lines = dict[str, set[int]]
 # Maximum number of failing cells, and of passing ones besides their nearest neighbours, that are traced.
 MAX_TRACED: Final = 4
-# Maximum number of further cells that run if none passed.
-MAX_BESIDE: Final = 3
 # Names of a main branch, the remote's first; the last is of a checkout without any.
 MAIN: Final = ("origin/HEAD", "origin/main", "main", "master", "HEAD")
 _FILES: Final = re.compile(r"^\+\+\+ (?:b/)?(\S+)", re.MULTILINE)
@@ -36,22 +32,6 @@ _DIFF: Final = (
     *("diff", "--relative", "--unified=0", "--no-color", "--no-ext-diff", "--no-renames"),
     *("--src-prefix=a/", "--dst-prefix=b/"),
 )
-
-
-def read_change(revisions: str, root: Path = HOME) -> Lines:
-    """The `changed_lines` of BASE..HEAD of a checkout, or of its files as they are now since BASE. ConfigError if git
-    knows no such commits, or if HEAD is not checked out."""
-    base, dots, head = revisions.partition("..")
-    head = head.removeprefix(".")
-    old = commit_of(root, base or "HEAD")
-    if not dots:
-        return changed_lines(git(root, *_DIFF, old))
-    new = commit_of(root, head or "HEAD")
-    if new != commit_of(root, "HEAD"):
-        raise ConfigError(f"{shown(head)} is not checked out, so the cells would run other sources")
-    if revisions.startswith(f"{base}..."):
-        old = git(root, "merge-base", old, new)
-    return changed_lines(git(root, *_DIFF, old, new))
 
 
 def own_change(root: Path = HOME) -> Lines:
@@ -88,32 +68,6 @@ def suspects(
     near = [min(passing, key=lambda other: _distance(cell, other)).id for cell in failing if passing]
     names, green = [cell.id for cell in failing], [*dict.fromkeys([*near, *(c.id for c in passing[:MAX_TRACED])])]
     return (only_red(names, green, changed, tier, seed) if names and green and changed else {}), names, green
-
-
-def beside(red: Sequence[CellResult], cells: Sequence[CellResult], chosen: Iterable[Cell]) -> list[Cell]:
-    """A few of the `chosen` cells that did not run, nearest to the first failing one, as candidates for `suspects`;
-    empty if one of `cells` passed."""
-    failing = [Cell.of(cell.axes) for cell in red if cell.state == "FAIL" and _traceable(cell)]
-    if not failing or any(cell.state == "PASS" and _traceable(cell) for cell in cells):
-        return []
-    ran = {cell.id for cell in cells}
-    left = [cell for cell in chosen if cell.id not in ran and cell.tp == "1" and expect(cell) != "refused"]
-    return sorted(left, key=lambda cell: sum(map(ne, cell, failing[0])))[:MAX_BESIDE]
-
-
-def no_suspect(red: int, failing: int, passing: int, changed: Lines) -> str:
-    """Explain in a sentence why `suspects` found no line. failing, passing: number of cells traced. red: number of red
-    cells."""
-    if not changed:
-        reason = "the change has none in a Python file"
-    elif not failing:
-        reason = f"only failed cells of one rank run again, and none of {count(red, 'red cell')} is one"
-    elif not passing:
-        reason = "no cell passed that they could be compared with"
-    else:
-        again = f"{failing} failing and {count(passing, 'passing cell')} ran again, traced"
-        return f"no changed line is executed by failing cells only: {again}"
-    return f"which of the changed lines only failing cells execute is not known: {reason}"
 
 
 def _distance(cell: CellResult, other: CellResult) -> int:

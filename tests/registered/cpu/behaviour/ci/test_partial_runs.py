@@ -66,9 +66,6 @@ def test_fail_fast_ends_at_the_first_red_cell_and_counts_those_that_did_not_run(
 
     before = (tmp_path / "report.jsonl").read_bytes()
     monkeypatch.setattr(local, "work", scripted_workers.passes)
-    for _ in range(2):
-        assert run(tmp_path, "--rerun-failed") == 0
-        assert {*load(tmp_path / "rerun").lines} == {*report.red(), *report.not_run}
     assert run(tmp_path / "again", "--rerun-failed", str(tmp_path)) == 0
     again = load(tmp_path / "again")
     assert {*again.lines} == {*report.red(), *report.not_run} and not again.not_run

@@ -74,7 +74,7 @@ def test_a_file_that_never_ends_is_refused(words, tmp_path: Path, capsys: pytest
     [
         *((("run", "--cells", "none.v2", "--workers", "1"), name) for name in REPORT_FILES),
         *((("accuracy", "--data", "FILE", "--limit", "1"), name) for name in ("accuracy.json", "accuracy.md")),
-        *((("bench", "decoding"), name) for name in ("bench.json", "bench.md")),
+        *((("bench",), name) for name in ("bench.json", "bench.md")),
     ],
 )
 def test_a_folder_in_an_outputs_place_is_found_before_the_work(words, name, tmp_path: Path, capsys, monkeypatch):

@@ -39,7 +39,7 @@ SLOW = {
     ("run", "--stage", "smoke", "--cells", "tp=2 or model=deepseek", "--workers", "2"): "green: 2 of 2 cells passed",
     ("generate", "Tom has 2 apples and buys 3 more. How many has he?"): "#### 5",
     ("contract", "none"): "NONE satisfies the contract in 3 engine starts",
-    ("faults", "--only", "bonus-stride"): "1 of 1 fault killed",
+    ("faults", "bonus-stride"): "1 of 1 fault killed",
     ("lock", "--check"): "",
 }
 COMMANDS = SLOW | {("zoo", "verify"): "llama-mini-eagle3: whole", ("explain", "eagle3.qwen3"): ""}

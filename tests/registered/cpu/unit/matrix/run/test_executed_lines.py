@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from specmatrix import HOME
-from specmatrix.errors import ConfigError
-from specmatrix.matrix.run.executed_lines import changed_lines, executed, only_red, own_change, ranges, read_change
+from specmatrix.matrix.run.executed_lines import changed_lines, executed, only_red, own_change, ranges
 
 DIFF = """\
 diff --git a/engine/loop.py b/engine/loop.py
@@ -64,20 +63,6 @@ def checkout(tmp_path):
     return tmp_path
 
 
-def test_a_change_is_between_two_commits_or_of_the_files_as_they_are(checkout):
-    path = "engine/tree.py"
-    changes = {"HEAD~2..HEAD": {2, 4}, "HEAD~1..": {4}, "HEAD~1...HEAD": {4}, "HEAD": {}, "HEAD..HEAD": {}}
-    for revisions, lines in changes.items():
-        assert read_change(revisions, checkout) == ({path: lines} if lines else {})
-    (checkout / path).write_text("a\nb\n3\nd\n")
-    assert read_change("HEAD", checkout) == {path: {1}}
-    (checkout / "deeper").mkdir()
-    for words in ("commit -qam four", "mv engine part", "commit -qm five", "mv part deeper/engine", "commit -qm six"):
-        git(checkout, words)
-    (checkout / "deeper" / path).write_text("a\nb\nc\nd\n")
-    assert read_change("HEAD", checkout / "deeper") == {path: {3}}
-
-
 def test_a_checkouts_own_change_is_since_its_branch_left_the_main_one(checkout, tmp_path_factory):
     path = "engine/tree.py"
     assert own_change(checkout) == {}
@@ -92,19 +77,6 @@ def test_a_checkouts_own_change_is_since_its_branch_left_the_main_one(checkout, 
     git(checkout, "branch -m main trunk")
     assert own_change(checkout) == {}
     assert own_change(tmp_path_factory.mktemp("nowhere")) == {}
-
-
-@pytest.mark.parametrize(
-    ("revisions", "text"),
-    [
-        ("nowhere..HEAD", "'nowhere' is not a commit of"),
-        ("HEAD~1..HEAD~1", "'HEAD~1' is not checked out, so the cells would run other sources"),
-        ("--help", "'--help' is not a commit of"),
-    ],
-)
-def test_commits_that_cannot_be_compared_are_refused(checkout, revisions, text):
-    with pytest.raises(ConfigError, match=text):
-        read_change(revisions, checkout)
 
 
 def test_ranges_join_neighbours():
