@@ -61,16 +61,6 @@ def layer_shapes(
     }
 
 
-def llama_shapes(c: dict[str, Any]) -> Shapes:
-    """A LlamaForCausalLM."""
-    vocab, hidden = c["vocab_size"], c["hidden_size"]
-    found: Shapes = {"model.embed_tokens.weight": (vocab, hidden), "lm_head.weight": (vocab, hidden)}
-    found["model.norm.weight"] = (hidden,)
-    for i in range(c["num_hidden_layers"]):
-        found |= layer_shapes(f"model.layers.{i}.", c)
-    return found
-
-
 def eagle_shapes(c: dict[str, Any]) -> Shapes:
     found: Shapes = {"fc.weight": (c["hidden_size"], 2 * c["hidden_size"])}
     for i in range(c["num_hidden_layers"]):

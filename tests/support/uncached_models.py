@@ -117,32 +117,6 @@ class WholeEagle3:
         return torch.full((*own.shape[:-1], self.c["vocab_size"]), float("-inf")).index_copy_(-1, ids, own)
 
 
-class WholeLlama:
-    """A LlamaForCausalLM that also shows its states."""
-
-    def __init__(self, folder: Path) -> None:
-        self.c, self.w = read(folder)
-        self.embedding, self.head = self.w["model.embed_tokens.weight"], self.w["lm_head.weight"]
-
-    def run(self, tokens: Tensor, states: list[Tensor]) -> Tensor:
-        """As a draft: the normed stream [T, H]."""
-        del states
-        return self.states(tokens.tolist(), (-1,))
-
-    def logits(self, out: Tensor) -> Tensor:
-        return out @ self.head.t()
-
-    def states(self, tokens: list[int], capture: tuple[int, ...]) -> Tensor:
-        """[T, len(capture) * H]: the streams entering those layers; the layer count: leaving the last; -1: normed."""
-        x, eps = self.embedding[torch.tensor(tokens)], self.c["rms_norm_eps"]
-        kept = {}
-        for i in range(self.c["num_hidden_layers"]):
-            kept[i], prefix = x, f"model.layers.{i}."
-            x = llama_layer(x, rms(x, self.w[f"{prefix}input_layernorm.weight"], eps), self.w, prefix, self.c)
-        kept[self.c["num_hidden_layers"]], kept[-1] = x, rms(x, self.w["model.norm.weight"], eps)
-        return torch.cat([kept[i] for i in capture], 1)
-
-
 class WholeDFlash:
     """DFLASH: a context of projected target states, and one non-causal block behind it."""
 
@@ -222,13 +196,6 @@ class WholeDeepseek:
     def __init__(self, folder: Path) -> None:
         self.c, self.w = read(folder)
         self.depth = self.c["num_hidden_layers"]
-
-    def final(self, tokens: list[int]) -> Tensor:
-        """States behind the final norm, [T, H]."""
-        x = self.w["model.embed_tokens.weight"][torch.tensor(tokens)]
-        for i in range(self.depth):
-            x = deepseek_layer(x, self.w, f"model.layers.{i}.", self.c)
-        return rms(x, self.w["model.norm.weight"], self.c["rms_norm_eps"])
 
     def prediction(self, index: int) -> WholePrediction:
         return WholePrediction(self, f"model.layers.{self.depth + index}.")

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.device import batch as batches
-from specmatrix.matrix.conformance.sync_detector import SyncDetector
+from specmatrix.matrix.conformance.inspector import SyncDetector
 from tests.support.engines import RUNS, answer, engine
 
 # Each makes a tensor of the host's numbers, in memory that a GPU cannot read behind the host's back.

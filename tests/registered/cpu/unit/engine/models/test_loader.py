@@ -66,8 +66,9 @@ def test_a_layer_that_the_configuration_lacks_is_refused(llama_folder):
 
 def test_a_standalone_draft_sees_all_tokens(target_folder):
     target = load_target(target_folder("llama"), "cpu", torch.float32)
-    with pytest.raises(ConfigError, match="with a sliding window; a STANDALONE draft must have full attention in all"):
-        load_standalone(target_folder("qwen3"), target)
+    for kind, layers in (("qwen3", "sliding window"), ("qwen3_5", "recurrent state")):
+        with pytest.raises(ConfigError, match=f"with a {layers}; a STANDALONE draft must have full attention in all"):
+            load_standalone(target_folder(kind), target)
     plain = target_folder("qwen3", "plain", use_sliding_window=False, layer_types=None)
     assert load_standalone(plain, target).vocab_size == 97
 
