@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final, Literal, NamedTuple
 
-from specmatrix.matrix.run.turns import by_turns
+from specmatrix.matrix.run.speed import by_turns
 
 # A figure whose peer varies more than this within the run is noisy: it measures the machine, not the code.
 MAX_SPREAD: Final = 0.30

@@ -21,10 +21,10 @@ from typing import Final
 
 import torch
 
+from specmatrix.benchmarks.gpu import device_seconds, forward
 from specmatrix.benchmarks.metric import Metric
 from specmatrix.benchmarks.shapes import SHAPES, LlamaShape, write_eagle3, write_target
 from specmatrix.benchmarks.steady import PAIRS, Bench, freed
-from specmatrix.benchmarks.verification import device_seconds, forward
 from specmatrix.errors import ConfigError
 from specmatrix.kernels.fused_linear import Fusion, NextNorm, fused_linear, tiles
 from specmatrix.kernels.fused_linear.eager import PART

@@ -23,7 +23,7 @@ from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.options import WORKERS, PlantedFault, Plugins, Seed, Tier, Workers
-from specmatrix.reports.repro import as_called
+from specmatrix.reports.render.console import as_called
 from specmatrix.reports.schema import RED_STATES, CellResult
 from specmatrix.reports.wording import count, failure, shorten
 from specmatrix.stopping import Stopped

@@ -24,7 +24,7 @@ from specmatrix.engine.core.draft.algorithms import (
     register_traits,
 )
 from specmatrix.engine.spec.builders import BUILDERS, RELAYS, Build, BuildContext, RelayOf
-from specmatrix.engine.spec.torch_settings import read, restore
+from specmatrix.engine.spec.guard import read, restore
 from specmatrix.errors import ConfigError, shown
 from specmatrix.user_file import DEFINED, load_file
 

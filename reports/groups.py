@@ -10,9 +10,9 @@ from operator import and_
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from specmatrix.reports.covered import holders
 from specmatrix.reports.effective import effective
 from specmatrix.reports.schema import Cause, CellResult
+from specmatrix.reports.summary import holders
 from specmatrix.reports.wording import count, failure, shorten
 
 MAX_CONDITIONS: Final = 4

@@ -1,16 +1,20 @@
-"""The counts of a report, and `summary.json`."""
+"""The counts of a report, the minimum detectable effects of its passing gates, and `summary.json`."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from statistics import median_low
+from typing import Final, Literal
 
 from specmatrix.reports.atomic import write_text
-from specmatrix.reports.counters import CounterVerdict, counters_of
-from specmatrix.reports.covered import Coverage, covered
+from specmatrix.reports.effective import Value, effective, word
+from specmatrix.reports.gate_numbers import NUMBERS
+from specmatrix.reports.lengths import number, positives
 from specmatrix.reports.schema import (
     RED_STATES,
     SCHEMA,
@@ -18,14 +22,245 @@ from specmatrix.reports.schema import (
     CellResult,
     CellState,
     CheaperStage,
+    CounterDemand,
+    GateResult,
     GateState,
     Header,
     Json,
     is_waived,
 )
-from specmatrix.reports.sensitivity import UNITS, FalseAlarms, false_alarms, typical
+from specmatrix.reports.stats import NORMAL, POWER, Z95, detectable_drop, zero_count_bound
 from specmatrix.reports.store import Report
 from specmatrix.reports.wording import count, duration
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Distinct pairs and triples of (axis, value) that at least one cell carries.
+
+    `requested_*`: by the axes of every cell. `passing_*`: by the effective values of cells that ran and passed: a
+    rewritten value counts as what it became, and a refused or red cell does not count.
+    """
+
+    requested_pairs: int
+    requested_triples: int
+    passing_pairs: int
+    passing_triples: int
+
+    @property
+    def message(self) -> str:
+        """Both counts in one line."""
+        return (
+            f"requested coverage: {self.requested_pairs:,} pairs, {self.requested_triples:,} triples; "
+            f"covered by passing cells: {self.passing_pairs:,} and {self.passing_triples:,}"
+        )
+
+
+def covered(report: Report) -> Coverage:
+    """Count the pairs and triples of a report."""
+    requested = [{axis: word(value) for axis, value in cell.axes.items()} for cell in report]
+    ran = (cell for cell in report if cell.state == "PASS" and cell.start.resolved is not None)
+    passing = [effective(cell.axes, cell.start.resolved) for cell in ran]
+    return Coverage(*_counts(requested), *_counts(passing))
+
+
+def _counts(cells: Sequence[Mapping[str, str]]) -> tuple[int, int]:
+    held = sorted(holders(cells).items())
+    pairs = triples = 0
+    for index, (value, row) in enumerate(held):
+        met = list(_meeting(held[index + 1 :], value, row))
+        pairs += len(met)
+        triples += sum(1 for at, (second, both) in enumerate(met) for _ in _meeting(met[at + 1 :], second, both))
+    return pairs, triples
+
+
+def _meeting(held: Sequence[tuple[Value, int]], value: Value, cells: int) -> Iterator[tuple[Value, int]]:
+    """Yield the values of `held` on other axes that occur together with `value` in some of `cells`, with those
+    cells."""
+    for other, row in held:
+        if other[0] != value[0] and (both := row & cells):
+            yield other, both
+
+
+def holders(cells: Sequence[Mapping[str, str]]) -> dict[Value, int]:
+    """(axis, value) -> bit mask of the cells that have it, in order of first occurrence."""
+    width = len(cells) // 8 + 1
+    rows: dict[Value, bytearray] = {}
+    for index, values in enumerate(cells):
+        place, bit = index >> 3, 1 << (index & 7)
+        for item in values.items():
+            row = rows.get(item)
+            if row is None:
+                row = rows[item] = bytearray(width)
+            row[place] |= bit
+    return {item: int.from_bytes(row, "little") for item, row in rows.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class CounterVerdict:
+    """Counter coverage of a run: `unhit` counters were required, `broken` ones must stay at zero and were hit.
+
+    `message` is one sentence, whatever the state.
+    """
+
+    state: Literal["PASS", "FAIL", "NOT JUDGED"]
+    message: str
+    unhit: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CounterChange:
+    """Counters that some cell of one report hits and no cell of the other."""
+
+    lost: tuple[str, ...]
+    gained: tuple[str, ...]
+
+    def sentences(self) -> tuple[str, ...]:
+        """One sentence for each direction that has counters."""
+        rows = (("no longer", self.lost), ("newly", self.gained))
+        return tuple(f"{count(len(names), 'counter')} {word} hit: {', '.join(names)}" for word, names in rows if names)
+
+
+def judge_counters(demand: CounterDemand | None, stage: str, cells: int, hits: Mapping[str, int]) -> CounterVerdict:
+    """Check a run of `cells` supported cells by the sum of their counters; runs with fewer cells than `demand` requires
+    are not checked."""
+    if demand is None:
+        only = "counter coverage is checked in nightly runs only"
+        return CounterVerdict("NOT JUDGED", "this tier checks no counter coverage" if stage == "nightly" else only)
+    if cells < demand.cells:
+        return CounterVerdict(
+            "NOT JUDGED", f"counter coverage is not checked: only {cells:,} of the stage's {demand.cells:,} cells ran"
+        )
+    unhit = tuple(name for name in demand.hit if not hits.get(name, 0))
+    broken = tuple(name for name in demand.zero if hits.get(name, 0))
+    words = [f"no cell hit {count(len(unhit), 'required counter')}: {', '.join(unhit)}"] if unhit else []
+    words += [
+        f"counter {name} must stay at zero but was hit {hits[name]:,} times: {demand.zero[name]}" for name in broken
+    ]
+    if words:
+        return CounterVerdict("FAIL", "; ".join(words), unhit, broken)
+    return CounterVerdict(
+        "PASS", f"all {count(len(demand.hit), 'required counter')} hit, {len(demand.zero)} at zero as required"
+    )
+
+
+def counters_of(report: Report) -> CounterVerdict:
+    """The verdict on a report's counters."""
+    ran = sum(cell.state != "UNSUPPORTED" for cell in report.lines.values())
+    return judge_counters(report.header.counters, report.header.stage, ran, report.evidence)
+
+
+def worse_counters(base: Report, head: Report) -> tuple[str, ...]:
+    """Reasons for which the counters make a comparison red: one in head's demand turned wrong, or coverage that base
+    met is not judged in head, although both ran the same stage and tier."""
+    old, new = counters_of(base), counters_of(head)
+    if {*new.unhit, *new.broken} - {*old.unhit, *old.broken}:
+        return (new.message,)
+    alike = all(getattr(base.header, name) == getattr(head.header, name) for name in ("stage", "tier"))
+    if old.state == "PASS" and new.state == "NOT JUDGED" and alike:
+        return (f"base meets its counter coverage, and in head {new.message}",)
+    return ()
+
+
+def compare_counters(base: Mapping[str, int], head: Mapping[str, int]) -> CounterChange:
+    """Counters that head gained and lost, by name."""
+    old, new = ({name for name, hits in side.items() if hits} for side in (base, head))
+    return CounterChange(tuple(sorted(old - new)), tuple(sorted(new - old)))
+
+
+# A defect that hits compared items at random at the stated rate would have hit one in 95 % of runs.
+UNITS: Final = {gate: row.unit for gate, row in NUMBERS.items() if row.unit} | {"acceptance": "lost draft token"}
+# For each threshold that is a false-alarm probability, the number of tests that its gate makes per cell.
+_TESTS: Final[Mapping[str, Mapping[str, int]]] = {
+    "distribution": {"alpha": 2, "joint_alpha": 1},
+    "rejection": {"alpha": 1},
+    "accuracy": {"alpha": 2, "collapse": 1},
+}
+
+
+def smallest_effect(gate: GateResult, thresholds: Mapping[str, float]) -> float | None:
+    """Minimum detectable effect; None if deterministic.
+
+    thresholds: of the gate.
+    """
+    if gate.state != "PASS":
+        return None
+    if gate.name == "accuracy":
+        return _drop(gate.numbers, thresholds)
+    if gate.name == "distribution":
+        return _shift(gate.numbers, thresholds)
+    if gate.name == "acceptance":
+        return _lost_rounds(gate, thresholds)
+    name = NUMBERS[gate.name].compared if gate.name in NUMBERS else ""
+    # Equality of answers whose drafts were all accepted, or all rejected, proves little about the drafts.
+    proving = gate.numbers.get("proving") if gate.name == "lossless" else None
+    return _share(gate.numbers.get(name) if proving is None else proving)
+
+
+def typical(cells: Sequence[CellResult], thresholds: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The median cell's minimum detectable effect, by gate."""
+    found: dict[str, list[float]] = {}
+    for cell in cells:
+        for gate in cell.gates:
+            effect = smallest_effect(gate, thresholds.get(gate.name, {}))
+            if effect is not None:
+                found.setdefault(gate.name, []).append(effect)
+    return {gate: median_low(effects) for gate, effects in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class FalseAlarms:
+    """tests: number of the run's tests that a defect-free engine fails with a known probability. at_most: upper bound
+    of the probability that it fails any of them (union bound)."""
+
+    tests: int
+    at_most: float
+
+
+def false_alarms(gates: Mapping[str, int], header: Header) -> FalseAlarms:
+    """gates: number of cells that each gate judged."""
+    spent = [
+        (cells * tests, header.thresholds.get(gate, {}).get(name))
+        for gate, cells in gates.items()
+        for name, tests in _TESTS.get(gate, {}).items()
+    ]
+    at_most = sum(tests * rate for tests, rate in spent if isinstance(rate, int | float))
+    return FalseAlarms(sum(tests for tests, _ in spent), min(1.0, at_most))
+
+
+def _share(value: Json) -> float | None:
+    found = number(value) or 0.0
+    return None if found < 1 else zero_count_bound(int(found))
+
+
+def _lost_rounds(gate: GateResult, thresholds: Mapping[str, float]) -> float | None:
+    """Rounds that are compared one by one, or a loss that leaves the allowed band."""
+    rounds = gate.numbers.get("rounds")
+    if "left" in gate.numbers:
+        return _share(sum(positives(rounds)) if isinstance(rounds, list) else rounds)
+    if gate.interval is None or "low" not in thresholds:
+        return None
+    error = (gate.interval[1] - gate.interval[0]) / (2 * Z95)
+    # The interval's low end must not be below the band.
+    return max(0.0, 1 - thresholds["low"] - (Z95 - NORMAL.inv_cdf(POWER)) * error)
+
+
+def _drop(numbers: Mapping[str, Json], thresholds: Mapping[str, float]) -> float | None:
+    baseline, won, n = number(numbers.get("baseline"), 1), number(numbers.get("won")), number(numbers.get("n"))
+    if baseline is None or won is None or not n or baseline * n + won > n or "alpha" not in thresholds:
+        return None
+    return detectable_drop(round(baseline * n), int(won), int(n), thresholds["alpha"], POWER)
+
+
+def _shift(numbers: Mapping[str, Json], thresholds: Mapping[str, float]) -> float | None:
+    """The largest distance of two cumulative distributions, by the one-term bound of the Kolmogorov-Smirnov test."""
+    draws = number(numbers.get("draws")) or 0.0
+    if draws < 1 or "alpha" not in thresholds:
+        return None
+    critical = math.sqrt(math.log(2 / thresholds["alpha"]) / (2 * draws))
+    return critical + NORMAL.inv_cdf(POWER) / (2 * math.sqrt(draws))
+
 
 CPU_TIER: Final = "cpu"
 

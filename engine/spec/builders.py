@@ -31,12 +31,12 @@ from specmatrix.engine.spec.autoregressive import AutoregressiveDrafter, DraftMo
 from specmatrix.engine.spec.corpus import read_corpus
 from specmatrix.engine.spec.dflash import BlockDrafter
 from specmatrix.engine.spec.drafter import Drafter
+from specmatrix.engine.spec.guard import read, restore
 from specmatrix.engine.spec.multilayer import MultiLayerDrafter
 from specmatrix.engine.spec.ngram import NgramDrafter
 from specmatrix.engine.spec.none import PlainDrafter
 from specmatrix.engine.spec.parallel import ParallelDrafter
 from specmatrix.engine.spec.suffix import SuffixDrafter
-from specmatrix.engine.spec.torch_settings import read, restore
 from specmatrix.errors import ConfigError, EngineError, described, is_interrupt, shown
 
 Locate: TypeAlias = Callable[[str], Path]

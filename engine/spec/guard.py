@@ -15,10 +15,10 @@ conformance suite (`specmatrix contract`).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy as shallow_copy
 from dataclasses import replace
-from typing import Final, TypeGuard, TypeVar
+from typing import Any, Final, NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,8 +27,50 @@ from specmatrix.engine.device.batch import StepBatch, count
 from specmatrix.engine.device.relay import DraftState, Relay
 from specmatrix.engine.device.sampling import SamplingRows
 from specmatrix.engine.spec.drafter import Drafter, DraftTree, VerifyResult, chain
-from specmatrix.engine.spec.torch_settings import read, restore
 from specmatrix.errors import EngineBug, is_interrupt, text_of
+
+
+class Setting(NamedTuple):
+    """A process-wide setting: how to read and write it. shown: formats a value for messages."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    shown: bool = True
+
+
+def _set_default_device(device: torch.device) -> None:
+    # None restores the default CPU; a device context would slow every torch call.
+    torch.set_default_device(None if device == torch.device("cpu") else device)
+
+
+# The hooks' context restores the grad and inference modes.
+TORCH_SETTINGS: Final = (
+    Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    Setting("the default device", torch.get_default_device, _set_default_device),
+    Setting("the number of threads", torch.get_num_threads, torch.set_num_threads),
+    Setting("the deterministic debug mode", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    Setting("the float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+)
+
+
+def read(settings: Sequence[Setting] = TORCH_SETTINGS) -> list[Any]:
+    """Current values, for `restore`."""
+    return [setting.read() for setting in settings]
+
+
+def restore(before: Sequence[Any], settings: Sequence[Setting] = TORCH_SETTINGS) -> str | None:
+    """Restore settings that changed since `read`; returns their description, None if none changed."""
+    after = read(settings)
+    if after == [*before]:
+        return None
+    rows = [row for row in zip(settings, before, after, strict=True) if row[1] != row[2]]
+    for setting, old, _ in rows:
+        setting.write(old)
+    return "changed " + " and ".join(
+        f"{setting.name} from {old} to {new}" if setting.shown else setting.name for setting, old, new in rows
+    )
+
 
 # Violation i sets bit i of a row's code.
 VIOLATIONS: Final = (

@@ -14,8 +14,7 @@ from typing import Any, Final, TypeAlias
 from msgspec.structs import replace
 
 from specmatrix.child_process import ChildProcess
-from specmatrix.matrix.accuracy.paired_run import Asking
-from specmatrix.matrix.accuracy.record import FILES
+from specmatrix.matrix.accuracy.paired_run import FILES, Asking
 from specmatrix.matrix.accuracy.task import EXTRACTORS, Split
 from specmatrix.matrix.accuracy.verdict import ALPHA
 from specmatrix.matrix.cover.selection import WEIGHTS

@@ -22,7 +22,7 @@ from specmatrix.errors import ConfigError, EngineError, shown
 from specmatrix.exit_with_parent import exit_with_parent
 from specmatrix.matrix.cells.cell import DRAFTS, MODELS
 from specmatrix.matrix.cells.model_facts import model_facts
-from specmatrix.matrix.conformance.process_state import restored_process_state
+from specmatrix.matrix.conformance.inspector import restored_process_state
 from specmatrix.matrix.conformance.suite import run_suite
 from specmatrix.matrix.zoo.registry import resolve_path, verify_models
 

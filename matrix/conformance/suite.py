@@ -21,8 +21,7 @@ from specmatrix.engine.core.config.defaults import SHAPE
 from specmatrix.engine.core.draft.algorithms import Topology, Traits, is_registered
 from specmatrix.engine.core.schedule.request import Phase, SamplingParams
 from specmatrix.matrix.conformance.forced_counts import Drafted, ForcedCounts, first_difference
-from specmatrix.matrix.conformance.inspector import inspect_drafter
-from specmatrix.matrix.conformance.process_state import restored_process_state
+from specmatrix.matrix.conformance.inspector import inspect_drafter, restored_process_state
 from specmatrix.matrix.oracles.ngram import Grams
 from specmatrix.reports.wording import spans
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Column, Table
 
 from specmatrix.errors import ConfigError, nearest, shown
 from specmatrix.matrix.cells.tiers import check_parallel, check_seed, visible_gpus
@@ -17,15 +19,30 @@ from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.cover.order import in_order
 from specmatrix.matrix.cover.selection import of_gpus
 from specmatrix.matrix.faults.fault import Fault
-from specmatrix.matrix.faults.kill_matrix import Matrix, kill_matrix
+from specmatrix.matrix.faults.kill_matrix import Kill, Matrix, kill_matrix
 from specmatrix.matrix.faults.loader import all_faults
-from specmatrix.matrix.faults.table import kill_table
 from specmatrix.options import WORKERS, Json, Plugins, Seed, Stage, Workers
 from specmatrix.reports.atomic import write_text
 from specmatrix.reports.render.console import print_answer, table_console
 from specmatrix.reports.render.progress import counting
 from specmatrix.reports.wording import count
 from specmatrix.stopping import Stopped
+
+
+def kill_table(matrix: Matrix) -> Table:
+    """A row per fault with the detectors that kill it; their names take several lines where they must."""
+    fault, seconds = Column("fault", no_wrap=True), Column("s", justify="right", no_wrap=True)
+    found = Table(fault, "killed by", seconds, box=box.SIMPLE_HEAD, pad_edge=False)
+    for kill in matrix.kills:
+        found.add_row(kill.fault.id, _killers(kill), f"{kill.seconds:.1f}")
+    return found
+
+
+def _killers(kill: Kill) -> str:
+    words = {"INFRA": "it is only INFRA", "crashed": "it only crashed", "survived": "it SURVIVED"}
+    broken = ("INFRA" if kill.infra else "crash",) if kill.killed and kill.crashed else ()
+    return ", ".join((*kill.killed_by, *broken)) or f"[bold red]none: {words[kill.state]}[/]"
+
 
 FAULTS_FILE: Final = "faults.json"
 NEVER_ALONE: Final = "[red]kills no fault alone[/]"

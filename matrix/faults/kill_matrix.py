@@ -12,8 +12,7 @@ from specmatrix.matrix.cells.cell import Cell, order
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.kernels import DETECTOR as KERNELS
-from specmatrix.matrix.faults.plant import CellVerdict, Trial, trial
-from specmatrix.matrix.faults.processes import Processes
+from specmatrix.matrix.faults.plant import CellVerdict, Processes, Trial, trial
 from specmatrix.matrix.gates.registry import own_names
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.reports.gate_numbers import GATES

@@ -21,7 +21,7 @@ from specmatrix.exit_with_parent import exit_with_parent
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.kernels import PREFIX, check_operations
 from specmatrix.matrix.gates.config import ConfigGate
-from specmatrix.matrix.golden.review import blessed_table
+from specmatrix.matrix.golden.outcomes import blessed_table
 from specmatrix.matrix.run.plugins import load_plugins
 from specmatrix.matrix.subjects.http.endpoint import FLAGS, Endpoint
 from specmatrix.matrix.subjects.http.sglang import SglangSubject

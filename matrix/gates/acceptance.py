@@ -13,14 +13,15 @@ from specmatrix.engine.core.draft.algorithms import Traits, algorithm
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
 from specmatrix.matrix.gates.pairing import first_difference
-from specmatrix.matrix.gates.round_alignment import (
+from specmatrix.matrix.gates.same_texts import NUMBER, rounds_of
+from specmatrix.matrix.gates.session_baseline import (
     due_tokens,
     first_reach_mismatch,
     first_round_mismatch,
+    has_session_baseline,
+    mismatching_turns,
     oracle_rounds,
 )
-from specmatrix.matrix.gates.same_texts import NUMBER, rounds_of
-from specmatrix.matrix.gates.session_baseline import has_session_baseline, mismatching_turns
 from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.grammar import followed, following
 from specmatrix.matrix.oracles.naive_rounds import NaiveCheck, Sure, naive_check

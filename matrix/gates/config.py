@@ -17,9 +17,21 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import thresholds
-from specmatrix.matrix.golden.flags import FlagOutcomes, changed_flag, flags_of, golden_flags
-from specmatrix.matrix.golden.outcomes import DEPENDS, REFUSED, outcomes, ran
-from specmatrix.matrix.golden.review import GOLDEN_FILE, Golden, expected, golden_table, start_id
+from specmatrix.matrix.golden.outcomes import (
+    DEPENDS,
+    GOLDEN_FILE,
+    REFUSED,
+    FlagOutcomes,
+    Golden,
+    changed_flag,
+    expected,
+    flags_of,
+    golden_flags,
+    golden_table,
+    outcomes,
+    ran,
+    start_id,
+)
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
-from specmatrix.matrix.gates.phase import phase_of
+from specmatrix.matrix.gates.pairing import phase_of
 from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.finish import StopRule, banned_early, ending, text_of

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 
 from specmatrix.matrix.cells.cell import HYBRIDS, Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
-from specmatrix.matrix.gates.logprobs import max_logprob_gap
-from specmatrix.matrix.gates.pairing import TIE_NATS, AnswerPair, first_difference, is_tie, pairs, unpaired
-from specmatrix.matrix.gates.phase import phase_of
+from specmatrix.matrix.gates.pairing import TIE_NATS, AnswerPair, first_difference, is_tie, pairs, phase_of, unpaired
 from specmatrix.matrix.gates.precision import PrecisionGate
 from specmatrix.matrix.gates.thresholds import thresholds
+from specmatrix.matrix.oracles.joint_law import prompt_gap, prompt_scores
 from specmatrix.matrix.oracles.logit_rules import RuledToken, ruled_tokens
 from specmatrix.matrix.oracles.precision import followed
-from specmatrix.matrix.oracles.prompt_scores import prompt_gap, prompt_scores
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.build import DRAW_PROMPT
 from specmatrix.matrix.workloads.predicted import RESOLVED_SHAPE, deepest_round
@@ -28,6 +26,31 @@ from specmatrix.matrix.workloads.stored_oracle import Oracle, oracle_index, orac
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def max_logprob_gap(pair: AnswerPair) -> tuple[int, float]:
+    """Number of tokens with log-probabilities on both sides, and the largest difference in nats, alternatives included.
+
+    Tokens after the first differing one have different contexts and are left out. An alternative that the baseline
+    lacks is compared with the baseline's least likely one.
+    """
+    mine, theirs = pair.answer, pair.baseline
+    index = first_difference(mine.output_ids, theirs.output_ids, prefix=True)
+    end = len(mine.output_ids) if index is None else index
+    own = list(zip(mine.logprobs[:end], theirs.logprobs[:end], strict=False))
+    columns = zip(mine.top_logprobs[:end], theirs.top_logprobs[:end], strict=False)
+    gaps = [abs(one - other) for one, other in own]
+    gaps += [_column(one, other) for one, other in columns]
+    return len(own), max(gaps, default=0.0)
+
+
+def _column(mine: Sequence[tuple[int, float]], theirs: Sequence[tuple[int, float]]) -> float:
+    """The largest difference in nats among one token's alternatives."""
+    if not mine or not theirs:
+        return 0.0
+    known = dict(theirs)
+    least = min(known.values())
+    return max(abs(value - known.get(token, least)) for token, value in mine)
 
 
 @dataclass

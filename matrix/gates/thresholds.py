@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 # By stage: the allowed false-positive rate of a run on a defect-free engine, over all tests of all its cells.
-# `reports.sensitivity` states the share of a run, and a test holds that the locked cells keep to it.
+# `reports.summary` states the share of a run, and a test holds that the locked cells keep to it.
 FALSE_ALARMS: Final = {"smoke": 0.01, "pr": 0.01, "nightly": 0.05}
 _TABLE: Final = msgspec.yaml.decode(
     Path(__file__).with_suffix(".yaml").read_bytes(), type=dict[str, dict[str, int | float]]

@@ -1,4 +1,4 @@
-"""The resolution of every start, field by field, grouped by outcome: the content of the golden file.
+"""The resolution of every start, field by field, grouped by outcome: the content of the golden file, and its review.
 
 An outcome is a text: the effective value and its reason, or "as asked". Each field is tabulated over the axes on which
 it depends, so the groups cover every start of the full product, and a changed default or rule moves a few lines.
@@ -7,16 +7,22 @@ it depends, so the groups cover every start of the full product, and a changed d
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cache, partial
 from itertools import product
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.config.asked import EngineConfig, Facts
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cells.axes import axis
+from specmatrix.matrix.cells.axes import AXES, axis
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.model_facts import zoo_facts
+from specmatrix.matrix.cells.model_facts import model_facts, zoo_facts
+from specmatrix.matrix.zoo.recipes import RECIPES
 
 EVERY: Final = "every start"
 Values: TypeAlias = tuple[str, ...]
@@ -235,3 +241,143 @@ def resolution() -> Groups:
                 if outcome != RUNS and where not in groups[name].setdefault(outcome, []):
                     groups[name][outcome].append(where)
     return groups
+
+
+GOLDEN_FILE: Final = Path(__file__).with_name("resolved.yaml")
+REQUEST_DEFAULTS: Final = {axis.name: axis.default for axis in AXES if axis.scope == "request"}
+# Fields that GPU tiers set and the CPU tier leaves at auto.
+PLACED: Final = ("device", "dtype")
+# Field -> outcomes, each with a predicate for its starts.
+Golden: TypeAlias = Mapping[str, tuple[tuple[str, tuple[Callable[[Cell], bool], ...]], ...]]
+
+
+def start_id(cell: Cell) -> str:
+    """The id of a cell's start: the cell with default request values."""
+    return cell._replace(**REQUEST_DEFAULTS).id
+
+
+def compiled(groups: Groups) -> Golden:
+    """The golden file's groups with compiled predicates."""
+    return {
+        name: tuple((outcome, tuple(map(where_of, wheres))) for outcome, wheres in found.items())
+        for name, found in groups.items()
+    }
+
+
+def expected(golden: Golden, cell: Cell, gpu: bool = False) -> dict[str, str]:
+    """The reviewed outcomes of a cell's start: every field's, or `refused` alone; unreviewed fields are missing. GPU
+    tiers set device and precision, which are therefore "as asked" there."""
+    found = {name: outcome for name, rows in golden.items() for outcome, wheres in rows if any(w(cell) for w in wheres)}
+    if REFUSED in found:
+        return {REFUSED: next(outcome for outcome, wheres in golden[REFUSED] if any(w(cell) for w in wheres))}
+    return found | (dict.fromkeys(PLACED, AS_ASKED) if gpu and found else {})
+
+
+@cache
+def golden_table(path: Path = GOLDEN_FILE) -> Golden:
+    """The reviewed groups; empty if the file is missing, so that every start is NOT MEASURED."""
+    # PyYAML is slow to import, and collection does not need it.
+    from specmatrix.reports.yaml_text import parse_yaml
+
+    return compiled(parse_yaml(path.read_text(encoding="utf-8"), own=True)) if path.is_file() else {}
+
+
+def blessed_table(cells: Iterable[Cell]) -> Golden:
+    """What the golden file would say of these cells if it were regenerated from this engine."""
+    rows: dict[str, list[tuple[str, tuple[Callable[[Cell], bool], ...]]]] = {}
+    for start in {cell._replace(**REQUEST_DEFAULTS) for cell in cells}:
+        for name, outcome in start_outcomes(start).items():
+            rows.setdefault(name, []).append((outcome, (partial(_starts, start),)))
+    return {name: tuple(found) for name, found in rows.items()}
+
+
+def _starts(start: Cell, cell: Cell) -> bool:
+    return cell._replace(**REQUEST_DEFAULTS) == start
+
+
+FLAGS_FILE: Final = Path(__file__).with_name("flags.yaml")
+# Axes by which a cell is matched with the starts whose flags are judged with it.
+JUDGED_BY: Final = ("algorithm", "adaptive")
+# Start -> flags -> outcome.
+FlagOutcomes: TypeAlias = Mapping[str, Mapping[str, str]]
+
+
+def flags_of(config: EngineConfig) -> dict[str, str]:
+    """The flags of a configuration, as typed on a command line."""
+    typed = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in _set(config)}
+    return {f"--{name.replace('_', '-')}": text for name, text in typed.items()}
+
+
+def _set(config: EngineConfig) -> list[tuple[str, object]]:
+    return [(name, value) for name, value in asdict(config).items() if value is not None]
+
+
+def with_flags(start: Cell, words: str) -> tuple[dict[str, str], Facts]:
+    """A start's flags overridden by `words`, and its facts. A flag without a value is `true`; a word such as
+    `draft.hidden_size=96` or `target.gpus=1` is a fact (also of a bundled draft), its value JSON or text."""
+    flags, name = flags_of(start.config()), ""
+    changes: dict[str, dict[str, Any]] = {"draft": {}, "target": {}}
+    for word in shlex.split(words):
+        if fact := re.fullmatch(r"(draft|target)\.(\w+)=(.+)", word):
+            changes[fact[1]][fact[2]] = _value(fact[3])
+        elif word.startswith("--"):
+            flags[name := word] = "true"
+        else:
+            flags[name] = word
+    draft = flags.get("--speculative-draft-model-path")
+    facts = model_facts(flags["--model-path"], draft if draft in RECIPES else None)
+    name = "bundled" if facts.draft is None else "draft"
+    if changes["draft"]:
+        facts = replace(facts, **{name: replace(getattr(facts, name), **changes["draft"])})
+    return flags, replace(facts, **changes["target"])
+
+
+def outcome_of(start: Cell, words: str) -> str:
+    """The outcome of a start with these flags (see `with_flags`), as text."""
+    flags, facts = with_flags(start, words)
+    try:
+        resolved = resolve(EngineConfig.from_flags(flags), facts)
+    except ConfigError as error:
+        return f"refused: {error}"
+    depths = ", ".join(str(slot.candidate_steps) for slot in resolved.adaptive_slots)
+    steps = f"{resolved.num_steps} of {depths}" if depths else resolved.num_steps
+    tokens, version = resolved.num_draft_tokens, resolved.spec_version
+    runs = f"runs {resolved.algorithm} {version}: steps {steps}, topk {resolved.topk}, draft tokens {tokens}"
+    sizes = f"{resolved.max_total_tokens} tokens in pages of {resolved.page_size}"
+    graphs = f", graphs up to {resolved.cuda_graph_max_bs}" if resolved.cuda_graph_max_bs else ""
+    layers = ", a layer per step" if resolved.enable_multi_layer_eagle else ""
+    layers += ", all steps in one forward" if resolved.parallel_drafting else ""
+    told = [f"{one.field} {one.asked} is {one.got}: {one.reason}" for one in resolved.rewrites]
+    return "; ".join([f"{runs}{layers}; {sizes}{graphs}", *told])
+
+
+def _value(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@cache
+def golden_flags(path: Path = FLAGS_FILE) -> FlagOutcomes:
+    """The reviewed outcomes."""
+    # PyYAML is slow to import, and collection does not need it.
+    from specmatrix.reports.yaml_text import parse_yaml
+
+    found: dict[str, dict[str, str]] = parse_yaml(path.read_text(encoding="utf-8"), own=True)
+    return found
+
+
+@cache
+def _outcomes(start: str, asks: tuple[str, ...]) -> dict[str, str]:
+    return {words: outcome_of(Cell.from_id(start), words) for words in asks}
+
+
+def changed_flag(golden: FlagOutcomes, cell: Cell) -> str:
+    """A sentence on the first flags whose outcome differs from the golden file, or ""."""
+    for start, rows in golden.items():
+        if all(getattr(Cell.from_id(start), name) == getattr(cell, name) for name in JUDGED_BY):
+            for words, found in _outcomes(start, tuple(rows)).items():
+                if found != rows[words]:
+                    return f"{start} with {words} {found!r}; the golden file expects {rows[words]!r}"
+    return ""

@@ -1,14 +1,20 @@
-"""The law of the first tokens after a prompt, by the zoo's own network without KV. Shares no code with the engine."""
+"""The law of the first tokens after a prompt, and the log-probabilities of a prompt's tokens, by the zoo's own network
+without KV. Shares no code with the engine."""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from specmatrix.matrix.oracles.drawn_rounds import filtered
 from specmatrix.matrix.oracles.logit_rules import network
+from specmatrix.matrix.subjects.protocol import Answer
 from specmatrix.matrix.workloads.questions import prompt_ids
 from specmatrix.matrix.workloads.request import RequestSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 # Outputs less likely than this are left out.
 LEAST: Final = 1e-3
@@ -30,3 +36,31 @@ def joint_law(target: str, request: RequestSpec) -> dict[tuple[int, ...], float]
                 grown |= {(*path, int(token)): share * law[token] for token in (share * law >= LEAST).nonzero()[0]}
             paths = grown
     return {path: float(paths[path]) for path in sorted(paths, key=lambda path: -paths[path])}
+
+
+@cache
+def prompt_scores(target: str, prompt: tuple[int, ...]) -> Tensor:
+    """Log-probabilities of every token after each of a prompt's L tokens: float32 [L, V], in nats."""
+    import torch
+
+    with torch.inference_mode():
+        logits: Tensor = network(target)(torch.tensor([prompt]))[0][0]
+        return logits.log_softmax(-1)
+
+
+def prompt_gap(request: RequestSpec, answer: Answer, scores: Tensor) -> float:
+    """The largest difference in nats between an answer's prompt log-probabilities and `scores`. Includes alternatives:
+    each against its token's value, and together against those of the likeliest tokens."""
+    gaps = [0.0]
+    first = request.prompt_logprobs
+    columns = zip(answer.prompt_ids[first:], answer.prompt_logprobs, answer.prompt_top_logprobs, strict=False)
+    for index, (token, value, best) in enumerate(columns, first):
+        if index == 0 or value is None:
+            continue
+        row = scores[index - 1]
+        gaps.append(abs(value - float(row[token])))
+        if best:
+            gaps += [abs(other - float(row[one])) for one, other in best]
+            likeliest = zip(sorted((other for _, other in best), reverse=True), row.topk(len(best)).values, strict=True)
+            gaps += [abs(other - float(one)) for other, one in likeliest]
+    return max(gaps)

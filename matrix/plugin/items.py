@@ -27,7 +27,7 @@ from specmatrix.matrix.subjects.http.endpoint import Endpoint, endpoint_of
 from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.plain_text import inert
-from specmatrix.reports.repro import as_called
+from specmatrix.reports.render.console import as_called
 from specmatrix.reports.schema import RED_STATES, CellResult, WaiverRule, is_red
 from specmatrix.reports.store import cell_to_json
 from specmatrix.reports.wording import failure, waiver_text

@@ -15,10 +15,10 @@ from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.record import lost
 from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.workloads.prepared_cell import prepare
-from specmatrix.reports.counters import CounterVerdict
 from specmatrix.reports.render.run import write_run
 from specmatrix.reports.schema import ReportError
 from specmatrix.reports.store import ReportWriter, cell_from_json
+from specmatrix.reports.summary import CounterVerdict
 
 
 class CellReports:

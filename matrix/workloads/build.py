@@ -35,8 +35,7 @@ from specmatrix.matrix.workloads.questions import (
 )
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.requirements import OVERLAPS, ruled, stopped, with_chat_rules
-from specmatrix.matrix.workloads.retraction import collisions
-from specmatrix.matrix.workloads.sessions import RENEWALS, TIGHT_LATER, WAVES, conversations, in_waves
+from specmatrix.matrix.workloads.sessions import RENEWALS, TIGHT_LATER, WAVES, collisions, conversations, in_waves
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 
 EXAM_QUESTIONS: Final = 48

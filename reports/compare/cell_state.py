@@ -34,9 +34,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from specmatrix.reports.counters import CounterChange
 from specmatrix.reports.effective import Pair, Value
 from specmatrix.reports.schema import GateState, Header
+from specmatrix.reports.summary import CounterChange
 from specmatrix.reports.wording import count
 
 FALSE_DISCOVERY_RATE: Final = 0.05

@@ -25,9 +25,7 @@ from specmatrix.reports.compare.cells import Context, compare_cell, lost_cell, n
 from specmatrix.reports.compare.comparability import incomparable_gates, mismatches, threshold_changes, waiver_changes
 from specmatrix.reports.compare.coverage import coverage_change
 from specmatrix.reports.compare.evidence import effects, mark_significant
-from specmatrix.reports.compare.left_defaults import left_defaults
-from specmatrix.reports.compare.rewrites import choice_changes, rewrite_changes
-from specmatrix.reports.counters import compare_counters, worse_counters
+from specmatrix.reports.compare.rewrites import choice_changes, left_defaults, rewrite_changes
 from specmatrix.reports.groups import common_factors, shared
 from specmatrix.reports.schema import (
     RED_STATES,
@@ -39,6 +37,7 @@ from specmatrix.reports.schema import (
     ReportError,
 )
 from specmatrix.reports.store import Report, gc_paused
+from specmatrix.reports.summary import compare_counters, worse_counters
 from specmatrix.reports.wording import count, shorten, shorten_rewrite
 
 _RANK: Final = {

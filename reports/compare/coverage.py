@@ -8,11 +8,11 @@ from itertools import combinations, compress
 from typing import Final, NamedTuple, TypeAlias
 
 from specmatrix.reports.compare.cell_state import CoverageChange, LostPairs
-from specmatrix.reports.compare.paths import explanation
-from specmatrix.reports.covered import holders
+from specmatrix.reports.compare.rewrites import explanation
 from specmatrix.reports.effective import RESOLVED_FIELD, Pair, Value
 from specmatrix.reports.schema import RED_STATES, CellResult
 from specmatrix.reports.store import Report
+from specmatrix.reports.summary import holders
 from specmatrix.reports.wording import count
 
 _Records: TypeAlias = Mapping[str, tuple[CellResult | None, CellResult | None]]

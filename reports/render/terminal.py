@@ -11,10 +11,10 @@ from rich.markup import escape
 
 from specmatrix.reports.compare.cell_state import ChangeState, Comparison
 from specmatrix.reports.effective import pair_text
+from specmatrix.reports.render.console import as_called
 from specmatrix.reports.render.failing_request import ask_lines
 from specmatrix.reports.render.markup import tone
 from specmatrix.reports.render.run import RunView
-from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import CellResult
 from specmatrix.reports.speed import speed_text
 from specmatrix.reports.summary import STATE_KEYS

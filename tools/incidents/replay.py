@@ -23,8 +23,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell, order
 from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.faults.patch import Patch
-from specmatrix.matrix.faults.plant import SECONDS, environment, planted, trial
-from specmatrix.matrix.faults.processes import Processes
+from specmatrix.matrix.faults.plant import SECONDS, Processes, environment, planted, trial
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.zoo.registry import verify_cells

@@ -25,8 +25,7 @@ from specmatrix.matrix.cover.order import in_order
 from specmatrix.matrix.cover.selection import of_gpus
 from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.loader import catalogue
-from specmatrix.matrix.faults.plant import CellVerdict, Plantable, environment, planted, trial
-from specmatrix.matrix.faults.processes import HUNG, Processes
+from specmatrix.matrix.faults.plant import HUNG, CellVerdict, Plantable, Processes, environment, planted, trial
 from specmatrix.reports.schema import RED_STATES, REFERENCE
 from tools.mutants.mutations import Mutant
 

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from specmatrix.matrix.zoo.published.pairs import ACCURACY, MODELS, PAIRS, ModelPair, Published, pair_of
-from specmatrix.matrix.zoo.published.store import missing
+from specmatrix.matrix.zoo.published.pairs import ACCURACY, MODELS, PAIRS, ModelPair, Published, missing, pair_of
 from specmatrix.options import Json, Models
 from specmatrix.reports.render.console import print_answer, table_console
 

@@ -1,7 +1,6 @@
 """A damaged zoo stops every command that uses it, with one sentence, before anything runs."""
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ COMMANDS = {
     "generate": (*CONSOLE, "generate", "Sam walks."),
     "contract": (*CONSOLE, "contract", "none"),
     "pytest of two workers": ("-m", "pytest", "-p", "no:cacheprovider", "-q", "-n", "2", "test_cells.py"),
-    "bench": (*CONSOLE, "bench", "decoding", "--out", "out"),
     "pytest": ("-m", "pytest", "-p", "no:cacheprovider", "-q", "test_cells.py", "--specmatrix-cells", "none.length"),
 }
 
@@ -32,7 +30,6 @@ def tree() -> Iterator[Path]:
     """A copy of the packages, with a file that collects cells."""
     with planted(None) as folder:
         (folder / "test_cells.py").write_text(CELLS)
-        shutil.copytree(HOME / "benchmarks", folder / "benchmarks")
         yield folder
 
 

@@ -17,10 +17,9 @@ from specmatrix import HOME
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.cover.order import in_order
-from specmatrix.matrix.faults.command import faults, list_faults, select
+from specmatrix.matrix.faults.command import faults, kill_table, list_faults, select
 from specmatrix.matrix.faults.kill_matrix import DETECTORS, Kill, Matrix
 from specmatrix.matrix.faults.loader import catalogue, delays
-from specmatrix.matrix.faults.table import kill_table
 from specmatrix.reports.render.console import WIDE
 
 
@@ -34,9 +33,9 @@ def test_all_faults_or_the_named_ones():
 
 def test_an_unknown_fault_names_the_closest_one_or_the_list():
     with pytest.raises(ConfigError, match=r"in tier cpu; the closest is bonus-stride$"):
-        faults(only=["bonus-strid"])
+        faults(names=["bonus-strid"])
     with pytest.raises(ConfigError, match=rf"`specmatrix faults --list` names all {len(select([]))}$"):
-        faults(only=["xxx"])
+        faults(names=["xxx"])
     with pytest.raises(
         ConfigError, match=rf"`specmatrix faults --list --tier gpu1` names all {len(select([], 'gpu1'))}$"
     ):
@@ -75,12 +74,12 @@ def test_the_table_fits_its_terminal():
 def test_faults_of_a_gpu_need_one(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with pytest.raises(ConfigError, match=r"^tier 'gpu1' needs 1 GPU but this machine has none; use 'cpu'$"):
-        faults(only=["graphs-dropped"], tier="gpu1")
+        faults(names=["graphs-dropped"], tier="gpu1")
 
 
 @pytest.mark.nightly
 def test_json_on_a_real_fault(capsys):
-    assert faults(stage="smoke", json_=True, only=["v2-downgraded"]) == 0
+    assert faults(stage="smoke", json_=True, names=["v2-downgraded"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {*found.pop("cell_seconds")} >= {*found["faults"][0].pop("cells")} > set()
     fault = {"id": "v2-downgraded", "category": "silent fallback / ignored parameter", "origin": "sglang#21062"}
@@ -96,7 +95,7 @@ def test_the_first_cells_of_the_stage_run_before_a_faults_own_up_to_a_red_one(tm
     cells = [cell.id for cell in in_order(stage_cells("pr"))]
     own = select(["bonus-stride"])[0].cells
     red = cells.index(next(cell for cell in cells if cell in own))
-    assert faults(stage="pr", only=["bonus-stride", "nextn-pair-swapped"], first=red + 1, out=tmp_path, workers=1) == 0
+    assert faults(stage="pr", names=["bonus-stride", "nextn-pair-swapped"], first=red + 1, out=tmp_path, workers=1) == 0
     one, other = json.loads((tmp_path / "faults.json").read_text())["faults"]
     assert one["cells"] == [cells[red]]
     assert len(other["cells"]) == 1 and other["cells"] != one["cells"]
@@ -106,7 +105,7 @@ def test_the_first_cells_of_the_stage_run_before_a_faults_own_up_to_a_red_one(tm
 def planted() -> str:
     """What the command prints for two faults."""
     with redirect_stdout(StringIO()) as out:
-        assert faults(stage="smoke", only=["bonus-stride"], verbose=True) == 0
+        assert faults(stage="smoke", names=["bonus-stride"], verbose=True) == 0
     return out.getvalue()
 
 

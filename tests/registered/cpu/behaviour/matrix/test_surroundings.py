@@ -19,7 +19,7 @@ from specmatrix.matrix.cells.tiers import repro
 from specmatrix.matrix.cli import generate
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.provenance import run_header
-from specmatrix.reports.repro import as_called
+from specmatrix.reports.render.console import as_called
 from specmatrix.reports.schema import CellRecord, GateResult, GateState, StartRecord
 from specmatrix.reports.store import ReportWriter, load
 

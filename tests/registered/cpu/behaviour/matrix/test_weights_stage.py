@@ -24,10 +24,8 @@ STAGE = """
 import gc, sys
 from pathlib import Path
 from specmatrix.engine.api import LLM
-from specmatrix.matrix.accuracy.command import measure
-from specmatrix.matrix.accuracy.compared import of_pair
-from specmatrix.matrix.accuracy.paired_run import Asking
-from specmatrix.matrix.accuracy.record import write_record
+from specmatrix.matrix.accuracy.command import measure, write_record
+from specmatrix.matrix.accuracy.paired_run import Asking, of_pair
 from specmatrix.matrix.accuracy.weights import main_weights
 from tests.support.published_layouts import writer
 

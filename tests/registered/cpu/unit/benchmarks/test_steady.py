@@ -6,7 +6,7 @@ import pytest
 
 import specmatrix.engine.build
 import specmatrix.engine.device_step
-from specmatrix.benchmarks import steady, timings, verification
+from specmatrix.benchmarks import gpu, steady
 from specmatrix.benchmarks.metric import Metric, wrong
 from specmatrix.engine.core.schedule.request import SamplingParams
 from tests.support.small_bench import small_bench
@@ -42,10 +42,10 @@ def test_the_speed_matrix_is_judged_over_its_cells():
     cells = [
         Metric(f"s_{name}_v2_over_v1", [figure], 0.98, 0.1) for name, figure in (("a", 1.0), ("b", 1.3), ("c", 1.1))
     ]
-    whole = timings.over_all(cells, "s", 1.1)
+    whole = gpu.over_all(cells, "s", 1.1)
     assert (whole.median, whole.figures, whole.state) == (1.1, [1.0, 1.3, 1.1], "met")
     assert "2 reach it alone: b_v2_over_v1, c_v2_over_v1" in whole.note
-    broken = timings.over_all([*cells, wrong("s_d_v2_over_v1", 0.98, "token 3")], "s", 1.1)
+    broken = gpu.over_all([*cells, wrong("s_d_v2_over_v1", 0.98, "token 3")], "s", 1.1)
     assert (broken.state, broken.note) == ("red", "s_d_v2_over_v1: token 3")
 
 
@@ -63,12 +63,12 @@ def test_tokens_are_compared_as_far_as_both_have_come():
 
 
 def test_verification_costs_more_than_a_step(bench, monkeypatch):
-    monkeypatch.setattr(verification, "PAIRS", 3)
-    one, many = verification.verification(bench, stated=True)
+    monkeypatch.setattr(gpu, "PAIRS", 3)
+    one, many = gpu.verification(bench, stated=True)
     assert (one.goal, one.better, many.goal) == (1.05, "lower", 1.15)
     assert many.median > 1.0 and len(one.figures) == 3
     with steady.freed(bench.engine(1)) as llm:
-        chosen = verification.forward(llm.loop.executor.target, 3, 5, 20)()
+        chosen = gpu.forward(llm.loop.executor.target, 3, 5, 20)()
     assert chosen.shape == (3, 5)
 
 
@@ -76,7 +76,7 @@ def test_verification_costs_more_than_a_step(bench, monkeypatch):
 @pytest.mark.parametrize(("share", "least", "most"), [(0.0, 1.0, 1.0), (0.5, 1.3, 2.5), (1.0, 4.0, 4.0)])
 def test_coins_decide_acceptance(bench, share, least, most):
     verify = specmatrix.engine.device_step.verify
-    with timings.accepted_by_coins(share), steady.freed(bench.engine(2, bench.chain(3))) as llm:
+    with gpu.accepted_by_coins(share), steady.freed(bench.engine(2, bench.chain(3))) as llm:
         outputs = llm.generate(bench.prompts(768, 2), SamplingParams(max_new_tokens=61, ignore_eos=True))
     assert specmatrix.engine.device_step.verify is verify
     first, second = (output.accept_lengths for output in outputs)

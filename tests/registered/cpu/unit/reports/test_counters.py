@@ -5,12 +5,12 @@ import json
 import pytest
 
 from specmatrix.reports.compare.compare import compare
-from specmatrix.reports.counters import CounterChange, compare_counters, judge_counters
 from specmatrix.reports.render.comparison import comparison_markdown, comparison_page
 from specmatrix.reports.render.run import write_run
 from specmatrix.reports.render.terminal import print_comparison, print_run
 from specmatrix.reports.schema import CounterDemand
 from specmatrix.reports.store import load
+from specmatrix.reports.summary import CounterChange, compare_counters, judge_counters
 
 from .conftest import printed
 

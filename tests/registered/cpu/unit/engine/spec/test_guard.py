@@ -26,8 +26,8 @@ from specmatrix.engine.spec.guard import (
     VIOLATIONS,
     Guard,
     copied_batch,
+    read,
 )
-from specmatrix.engine.spec.torch_settings import read
 from specmatrix.engine.spec.verify import verify
 from specmatrix.kernels.tree_layout import tree_layout
 

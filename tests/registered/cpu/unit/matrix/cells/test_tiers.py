@@ -5,8 +5,8 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expectation, explain
 from specmatrix.matrix.cells.tiers import TIMED, UNTIMED, check_seed, check_timed, repro, tier, visible_gpus
 from specmatrix.matrix.cover.selection import of_gpus, select
+from specmatrix.matrix.run.speed import LIMIT, WARM, timed_requests
 from specmatrix.matrix.workloads.questions import ORACLE_PROMPTS, questions
-from specmatrix.matrix.workloads.timed import LIMIT, WARM, timed_requests
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 from tests.support.refusals import refusal
 

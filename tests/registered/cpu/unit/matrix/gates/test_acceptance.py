@@ -5,7 +5,7 @@ import pytest
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, Cell
 from specmatrix.matrix.gates.acceptance import DRAWN_ROUNDS, LATE_ROUNDS, AcceptanceGate, same_range
 from specmatrix.matrix.gates.gate import Blame, State
-from specmatrix.matrix.gates.round_alignment import first_round_mismatch
+from specmatrix.matrix.gates.session_baseline import first_round_mismatch
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.questions import ORACLE_PROMPTS
 from specmatrix.matrix.workloads.stored_oracle import Oracle, decode, load_oracle

@@ -7,9 +7,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates import config as gate
 from specmatrix.matrix.gates.config import ConfigGate, explicit
 from specmatrix.matrix.gates.gate import State
-from specmatrix.matrix.golden.flags import golden_flags
-from specmatrix.matrix.golden.outcomes import REFUSED
-from specmatrix.matrix.golden.review import expected, golden_table
+from specmatrix.matrix.golden.outcomes import REFUSED, expected, golden_flags, golden_table
 from specmatrix.matrix.workloads.prepared_cell import prepare
 
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"

@@ -11,17 +11,15 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.tiers import STARTS
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.gates.ledger import LedgerGate
-from specmatrix.matrix.run import speed, timed_pair
+from specmatrix.matrix.run import speed
 from specmatrix.matrix.run.provenance import this_host
 from specmatrix.matrix.run.runner import Runner
-from specmatrix.matrix.run.speed import MAX_DIFFERENT, TURNS, compares, device_name, judged, samples
-from specmatrix.matrix.run.turns import by_turns
+from specmatrix.matrix.run.speed import LIMIT, MAX_DIFFERENT, TURNS, by_turns, compares, device_name, judged, samples
 from specmatrix.matrix.subjects import protocol
 from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.tensor_parallel import RankedSubject
 from specmatrix.matrix.workloads.prepared_cell import prepare
-from specmatrix.matrix.workloads.timed import LIMIT
 from specmatrix.reports.speed import RATIOS
 from specmatrix.reports.store import cell_from_json, cell_to_json
 
@@ -53,7 +51,7 @@ def measured():
     """(pairs that were started, record) of one timed cell."""
     pairs = []
 
-    class KeptPair(timed_pair.PairProcess):
+    class KeptPair(speed.PairProcess):
         def __init__(self, subject, prepared) -> None:
             super().__init__(subject, prepared)
             pairs.append(self)
@@ -80,7 +78,7 @@ def test_a_green_cell_has_its_speed(measured):
 
 def test_timed_engines_are_the_cell_and_the_same_start_without_a_drafter():
     subject = Watched()
-    pair = timed_pair.TimedPair(subject, prepare(CELL))
+    pair = speed.TimedPair(subject, prepare(CELL))
     found = pair.samples(1)
     assert [len(side) for side in found] == [1, 1, 1]
     assert found.mine[0].answers == found.base[0].answers
@@ -136,13 +134,13 @@ class ScriptedEngine(protocol.RunningEngine):
 def test_a_turn_is_its_requests_and_those_of_one_token(monkeypatch):
     times = iter((10.0, 13.0, 20.0, 20.5))
     subject, log = Scripted(), []
-    turn = timed_pair.TimedEngine(subject, prepare(CELL, seed=3), ScriptedEngine(log), lambda: next(times)).sample(5)
-    assert turn == timed_pair.TimedTurn(3.0, 0.5, 3 + 4, 4, ((4, 5, 6), ())), "a text counts as its tokens"
+    turn = speed.TimedEngine(subject, prepare(CELL, seed=3), ScriptedEngine(log), lambda: next(times)).sample(5)
+    assert turn == speed.TimedTurn(3.0, 0.5, 3 + 4, 4, ((4, 5, 6), ())), "a text counts as its tokens"
     assert log == [[("t5.0", LIMIT), ("t5.1", LIMIT)], [("t5.0", 1), ("t5.1", 1)]]
     monkeypatch.setattr(subject, "translate", lambda prepared: protocol.Unsupported("it has no short requests"))
     for timed in (
-        lambda: timed_pair.TimedEngine(subject, prepare(CELL), ScriptedEngine(log), float).sample(5),
-        lambda: timed_pair.TimedPair(subject, prepare(CELL)),
+        lambda: speed.TimedEngine(subject, prepare(CELL), ScriptedEngine(log), float).sample(5),
+        lambda: speed.TimedPair(subject, prepare(CELL)),
     ):
         with pytest.raises(ConfigError, match=r"^scripted cannot be timed: it has no short requests$"):
             timed()
@@ -152,7 +150,7 @@ def test_a_turn_is_its_requests_and_those_of_one_token(monkeypatch):
     ("seconds", "first", "longest", "each"), [(4.0, 1.0, 4, 1.0), (4.0, 3.9, 1, 0.4), (4.0, 9.0, 5, 0.1)]
 )
 def test_the_rates_of_a_turn(seconds, first, longest, each):
-    turn = timed_pair.TimedTurn(seconds, first, 10, longest, ())
+    turn = speed.TimedTurn(seconds, first, 10, longest, ())
     assert (turn.rate, turn.each) == (2.5, pytest.approx(each))
 
 
@@ -167,8 +165,8 @@ def test_both_engines_of_another_subject_are_timed_as_they_are_and_end_whatever_
             stopped.append(self)
 
     subject = Scripted()
-    monkeypatch.setattr(timed_pair, "start_engine", lambda subject, command: subject.start(command))
-    pair = timed_pair.TimedPair(subject, prepare(CELL))
+    monkeypatch.setattr(speed, "start_engine", lambda subject, command: subject.start(command))
+    pair = speed.TimedPair(subject, prepare(CELL))
     assert subject.log == [("eagle3.s3.v2.pair", 1), ("none", 1)]
     found = pair.samples(2)
     assert [len(side) for side in found] == [2, 2, 2] and all(seconds > 0 for seconds in found.works)
@@ -188,17 +186,17 @@ def test_a_pair_without_its_plain_engine_does_not_keep_the_other(monkeypatch):
             raise EngineFailed("out of memory")
         return subject.start(command)
 
-    monkeypatch.setattr(timed_pair, "start_engine", start)
+    monkeypatch.setattr(speed, "start_engine", start)
     with pytest.raises(EngineFailed, match=r"^out of memory$"):
-        timed_pair.TimedPair(subject, prepare(CELL))
+        speed.TimedPair(subject, prepare(CELL))
     assert subject.log[-1] == "closed"
 
 
 def test_a_process_times_the_cell_that_it_was_given(monkeypatch):
     prepared = prepare(CELL, "gpu1", 5)
-    monkeypatch.setattr(timed_pair, "TimedPair", lambda *given: given)
+    monkeypatch.setattr(speed, "TimedPair", lambda *given: given)
     for subject in (ReferenceSubject(), Scripted()):
-        _, found = timed_pair.PairStart(subject, prepared).start(protocol.EngineCommand({}, {}, ()))
+        _, found = speed.PairStart(subject, prepared).start(protocol.EngineCommand({}, {}, ()))
         assert (found.cell, found.tier, found.seed, found.subject) == (CELL, "gpu1", 5, subject.name)
         assert _ is subject and found.requests == prepared.requests
     gc.unfreeze()
@@ -261,7 +259,7 @@ class Red(LedgerGate):
 
 
 def test_a_process_with_other_sources_times_nothing(tmp_path):
-    start = timed_pair.PairStart(RankedSubject(), prepare(CELL))
+    start = speed.PairStart(RankedSubject(), prepare(CELL))
     start.home = tmp_path
     with pytest.raises(RuntimeError, match=f"the process imports .*, not {tmp_path}"):
         start.start(protocol.EngineCommand({}, {}, ()))
@@ -282,7 +280,7 @@ class MadeUp:
         if self.number == 3 and self.fails == "samples":
             raise EngineFailed("lost")
         self.log.append(("samples", turns))
-        return timed_pair.StartSamples([sample()] * turns, [sample()] * turns, [1.0] * turns)
+        return speed.StartSamples([sample()] * turns, [sample()] * turns, [1.0] * turns)
 
     def stop(self):
         self.log.append(("stop", self.number))
@@ -353,31 +351,31 @@ def test_cpu_time_counts_where_all_the_work_is_here():
     subject, other = ReferenceSubject(), ReferenceSubject()
     other.profile = protocol.Profile(frozenset())
     cells = (prepare(CELL), prepare(CELL, "gpu1"), prepare(Cell.from_id("eagle3.tp2.pair")))
-    assert [timed_pair.clock_of(subject, cell)[0] for cell in cells] == ["cpu", "wall", "wall"]
-    assert timed_pair.clock_of(other, cells[0])[0] == "wall"
+    assert [speed.clock_of(subject, cell)[0] for cell in cells] == ["cpu", "wall", "wall"]
+    assert speed.clock_of(other, cells[0])[0] == "wall"
 
 
 def test_the_plain_cell_of_another_engine_has_its_defaults():
     cell = prepare(Cell.from_id("eagle3.qwen3.s3.v2.p16.burst.temperature"))
-    assert timed_pair.plain_cell(cell, foreign=False).cell.id == "none.qwen3.v2.p16.burst.temperature"
-    assert timed_pair.plain_cell(cell, foreign=True).cell.id == "none.qwen3.burst.temperature"
-    wide = timed_pair.plain_cell(prepare(Cell.from_id("eagle3.s2.k2.n8")), foreign=False)
+    assert speed.plain_cell(cell, foreign=False).cell.id == "none.qwen3.v2.p16.burst.temperature"
+    assert speed.plain_cell(cell, foreign=True).cell.id == "none.qwen3.burst.temperature"
+    wide = speed.plain_cell(prepare(Cell.from_id("eagle3.s2.k2.n8")), foreign=False)
     assert (wide.constraints, wide.expectation) == ((), "runs")
 
 
 def test_the_fixed_work_is_the_same_every_time():
-    work = timed_pair.fixed_work(gpu=False)
+    work = speed.fixed_work(gpu=False)
     assert work() == work()
     assert device_name(gpu=False) == this_host()["cpu"]
 
 
 def sample(seconds=1.0, first=0.1, tokens=20, longest=10, answers=((1, 2, 3),)):
-    return timed_pair.TimedTurn(seconds, first, tokens, longest, answers)
+    return speed.TimedTurn(seconds, first, tokens, longest, answers)
 
 
 def starts_of(mine, base, works, starts=2):
     """The same samples of each start."""
-    return [timed_pair.StartSamples(mine, base, works)] * starts
+    return [speed.StartSamples(mine, base, works)] * starts
 
 
 def outcome(mine, base, work=1.0, starts=2, compare=True):

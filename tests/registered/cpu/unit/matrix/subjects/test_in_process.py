@@ -1,5 +1,6 @@
 """The reference subject: its capabilities, and requests that are aborted at a token."""
 
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from specmatrix.errors import ConfigError, RequestError
 from specmatrix.matrix.cells.cell import ENGINE_SEED, Cell, asked
 from specmatrix.matrix.subjects.http.openai import OpenAISubject
 from specmatrix.matrix.subjects.http.sglang import SglangSubject
-from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
+from specmatrix.matrix.subjects.in_process import Progress, ReferenceEngine, ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Capability, EngineCommand, Stalled, Trace, Unsupported
 from specmatrix.matrix.subjects.translations import translated
 from specmatrix.matrix.workloads.prepared_cell import prepare
@@ -184,3 +185,38 @@ def test_a_cell_with_a_grammar_is_unsupported_without_its_extra(monkeypatch):
     assert [translated(one, prepared) for one in reads_tokens] == [lacks, lacks]
     assert isinstance(translated(reads_texts, prepared), EngineCommand)
     assert isinstance(translated(ReferenceSubject(), prepare(Cell(), "cpu", 0)), EngineCommand)
+
+
+def test_a_request_that_gains_a_token_per_step_is_within_the_budget():
+    progress = Progress(chunk=None, lag=1)
+    progress.sent(40, 30)
+    for count in range(31):
+        progress.step({"a": count})
+    assert progress.steps == 31 <= progress.limit == 66
+
+
+def test_steps_without_a_token_are_a_stall_that_names_the_request():
+    progress = Progress(chunk=7, lag=0)
+    progress.sent(40, 30)
+    progress.sent(20, 30)
+    assert progress.patience == 2 * (10 + 1 + 8 + 1)
+    progress.step({"a": 3, "b": 1})
+    progress.step({"a": 3, "b": 2})
+    with pytest.raises(Stalled) as caught:
+        for _ in range(progress.patience + 1):
+            progress.step({"a": 3, "b": 2})
+    assert (caught.value.request, caught.value.tokens, caught.value.since) == ("a", 3, 1)
+    assert caught.value.idle == progress.patience + 1
+
+
+def test_too_many_steps_are_a_stall_although_tokens_come_and_go():
+    progress = Progress(chunk=None, lag=0)
+    progress.sent(1, 4)
+    with pytest.raises(Stalled, match=r"have not ended after 13 steps; they need at most 12; a has had"):
+        for step in range(20):
+            progress.step({"a": step % 2})
+    with pytest.raises(Stalled, match="none of them runs"):
+        Progress(chunk=None, lag=0).step({})
+    stalled = Stalled(65, 1494, 55, "q20", 0, 1)
+    again = pickle.loads(pickle.dumps(stalled))
+    assert str(again) == str(stalled) and again.request == "q20", "it arrives whole from a rank"

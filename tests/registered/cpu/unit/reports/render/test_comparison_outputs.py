@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from specmatrix.reports.compare import Acknowledgement, ChangeState, compare
 from specmatrix.reports.render.comparison import comparison_markdown, comparison_page, write_comparison
+from specmatrix.reports.render.console import as_called
 from specmatrix.reports.render.markup import LIMIT
 from specmatrix.reports.render.terminal import print_comparison
-from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import GateResult, Waiver
 from specmatrix.reports.store import load
 

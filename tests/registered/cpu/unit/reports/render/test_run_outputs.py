@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from specmatrix.reports import schema
 from specmatrix.reports.render import plots
+from specmatrix.reports.render.console import as_called
 from specmatrix.reports.render.markup import LIMIT
 from specmatrix.reports.render.run import MAX_ROWS, run_markdown, run_page, view, write_run
 from specmatrix.reports.render.terminal import print_run
-from specmatrix.reports.repro import as_called
 from specmatrix.reports.store import load
 
 from ..conftest import printed

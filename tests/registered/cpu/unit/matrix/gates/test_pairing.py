@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from specmatrix.matrix.gates.phase import phase_of
+from specmatrix.matrix.gates.pairing import phase_of
 from specmatrix.matrix.subjects.protocol import Answer
 from specmatrix.matrix.workloads.request import RequestSpec
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specmatrix.reports.repro import as_called
+from specmatrix.reports.render.console import as_called
 
 COMMAND = "specmatrix run --cells 'eagle3.k4' --seed 0"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specmatrix.matrix.faults.processes import OUTPUT_TAIL, STOPPED, Processes
+from specmatrix.matrix.faults.plant import OUTPUT_TAIL, STOPPED, Processes
 
 SAY = "import pathlib, sys, time; pathlib.Path('started').touch(); time.sleep(600)"
 
@@ -44,7 +44,7 @@ def test_the_limit_is_between_two_results(tmp_path: Path, monkeypatch: pytest.Mo
         def stop(self) -> None:
             pass
 
-    monkeypatch.setattr("specmatrix.matrix.faults.processes.ChildProcess", Scripted)
+    monkeypatch.setattr("specmatrix.matrix.faults.plant.ChildProcess", Scripted)
     told = Processes().run(["x"], tmp_path, {}, 9.0, results=file)
     assert told == (None if ended else "the process was still running after 9 s without a result")
 
