@@ -1,6 +1,7 @@
 """Records what vLLM's engine says in a few cells, for the daily tests of its adapter:
 
     PYTHONPATH=. ~/.cache/specmatrix/vllm/bin/python -m tools.record_vllm
+    PYTHONPATH=. ~/.cache/specmatrix/vllm/bin/python -m tools.record_vllm lookups
 
 It runs in the environment that `specmatrix subjects install vllm` makes. Each scenario is the steps of one call of
 `generate`, each step a list of outputs in the attributes that the adapter reads.
@@ -14,6 +15,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -22,7 +25,8 @@ from specmatrix import HOME
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.protocol import EngineCommand, SubjectRequest
 from specmatrix.matrix.subjects.vllm.engine import COUNTERS, PARTS, PLACES, VllmEngine, _sampling_params
-from specmatrix.matrix.subjects.vllm.subject import VllmSubject
+from specmatrix.matrix.subjects.vllm.lookups import CALLS, cache_of
+from specmatrix.matrix.subjects.vllm.subject import SuffixSubject, VllmSubject
 from specmatrix.matrix.workloads.prepared_cell import prepare
 
 FILE: Final = HOME / "tests" / "support" / "vllm_traffic.jsonl"
@@ -40,6 +44,9 @@ CELLS: Final = (
     "baseline of eagle3.s3.k1.pair",
 )
 BASELINE: Final = "baseline of "
+# What suffix decoding reads and drafts: of requests that lose their KV, that wait, and that are aborted.
+LOOKUPS: Final = HOME / "tests" / "support" / "traffic" / "vllm-0.32.0-suffix.json"
+LOOKED_UP: Final = "ngram.n6.tight.m4.burst.abort_queued"
 COMPLETION: Final = ("index", "text", "token_ids", "finish_reason", "stop_reason")
 
 
@@ -204,8 +211,31 @@ def record(cell: str) -> list[dict[str, Any]]:
     return found
 
 
+def record_lookups() -> None:
+    """Record the cell of suffix decoding: the calls of its cache, and the answers with vLLM's numbers of them."""
+    one = SuffixSubject().translate(prepare(Cell.from_id(LOOKED_UP), subject="vllm-suffix"))
+    assert isinstance(one, EngineCommand), one
+    os.environ.update(one.environment)
+    engine, calls = VllmEngine(one), list[tuple[str, str, list[int]]]()
+    cache = cache_of(engine.llm)
+    for name in CALLS:
+        setattr(cache, name, partial(noted, calls, name, getattr(cache, name)))
+    answers = [asdict(answer) for answer in engine.generate(sent(one))]
+    found = {"resolved": engine.resolved, "calls": calls, "answers": answers}
+    LOOKUPS.write_text(json.dumps(found, separators=(",", ":")), encoding="utf-8")
+
+
+def noted(calls: list[tuple[str, str, list[int]]], name: str, real: Any, request: str, *given: Any, **more: Any) -> Any:
+    """Call a method of the cache, and note its tokens."""
+    calls.append((name, request, [int(token) for token in given[0]] if given else []))
+    return real(request, *given, **more)
+
+
 def main() -> None:
     """Record every cell, each in its own process, or one cell to standard output."""
+    if sys.argv[1:] == ["lookups"]:
+        record_lookups()
+        return
     if len(sys.argv) > 1:
         print(f"\n{json.dumps(record(sys.argv[1]))}")
         return

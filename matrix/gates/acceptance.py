@@ -110,8 +110,8 @@ class AcceptanceGate:
     subject that reports only a histogram of accepted drafts gives no order of rounds, so texts longer than the oracle's
     are left out.
 
-    exact: also compare round by round, and those of a shared drafter with a journal replay; only the reference engine
-    allows it.
+    exact: also compare round by round, which only the reference engine allows. replays: compare the rounds of a shared
+    drafter with a replay of the journal.
     """
 
     name: str = "acceptance"
@@ -119,20 +119,23 @@ class AcceptanceGate:
     thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("acceptance"))
     oracle: Callable[[str], Oracle | None] = oracle_of
     exact: bool = True
+    replays: bool = True
     naive: Callable[..., NaiveCheck] = naive_check
 
     def applies(self, cell: Cell) -> bool:
         """Cells with a drafter and requests that no abort ends: greedy ones on the oracle's prompts, session turns,
         and, if exact, sampled and ruled ones. Of other engines too few are left beside an abort for an interval."""
+        if cell.shares_rounds:
+            return self.replays
         if cell.abort != "none" and not self.exact:
             return False
-        if cell.shares_rounds or (cell.finish == "length" and Capability.ROUNDS not in self.needs):
+        if cell.finish == "length" and Capability.ROUNDS not in self.needs:
             return self.exact
         return _in_oracle(cell) or (self.exact and (has_session_baseline(cell) or _is_drawn(cell)))
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED if the oracle lacks the combination or no verify round ran."""
-        if prepared.cell.shares_rounds and self.exact:
+        if prepared.cell.shares_rounds and self.replays:
             return self._replayed(run)
         if Capability.ROUNDS not in self.needs:
             run = replace(run, answers=tuple(replace(one, accept_lengths=_unordered(one)) for one in run.answers))
@@ -266,7 +269,7 @@ class AcceptanceGate:
     def _replayed(self, run: Run) -> Outcome:
         """Compare each round of every request, sampled or greedy, with a replay of the shared drafter."""
         if run.journal is None:
-            return Outcome(self.name, State.NOT_MEASURED, message="the subject provides no ledger journal")
+            return Outcome(self.name, State.NOT_MEASURED, message="the subject provides no journal")
         ragged = run.work is not None and run.resolved.get("speculative_ragged_verify")
         sent = run.work.sent if run.work is not None and ragged else {}
         limits = {number: len(one.prompt) + one.new_tokens for number, one in sent.items()}
@@ -279,7 +282,7 @@ class AcceptanceGate:
         places = {a.name: place for a in run.answers if (place := first_replay_mismatch(a, due[a.name])) is not None}
         rounds = sum(map(len, due.values()))
         numbers: dict[str, Number] = {
-            "length": sum(sum(answer.accept_lengths) for answer in run.answers) / max(1, rounds),
+            "length": sum(sum(_read(answer)) for answer in run.answers) / max(1, rounds),
             "rounds": rounds,
             "mixed": replay.mixed,
             "left": len(places),
@@ -367,10 +370,17 @@ def _is_drawn(cell: Cell) -> bool:
     return drafts and ruled and cell.sampling not in ("greedy", "mixed")
 
 
+def _read(answer: Answer) -> Sequence[int]:
+    """The rounds of an answer, as a shared drafter read them if the subject shows that."""
+    found: Sequence[int] = answer.meta_info.get("rounds", answer.accept_lengths)
+    return found
+
+
 def first_replay_mismatch(answer: Answer, due: Sequence[Round]) -> int | None:
     """Index of the first round that the replay does not allow or that one side lacks; None if none."""
-    mine = answer.accept_lengths
-    for index, (accepted, width, one) in enumerate(zip(mine, answer.round_widths, due, strict=False)):
+    mine = _read(answer)
+    widths = answer.round_widths or (0,) * len(mine)
+    for index, (accepted, width, one) in enumerate(zip(mine, widths, due, strict=False)):
         if not one.allows(accepted, width):
             return index
     return None if len(mine) == len(due) else min(len(mine), len(due))

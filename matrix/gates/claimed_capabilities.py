@@ -54,6 +54,8 @@ def _run_faults(cell: Cell, run: Run) -> Iterator[str]:
         yield "the subject claims memory, but reports none"
     if Capability.JOURNAL in claims and not run.journal:
         yield "the subject claims a journal, but has none"
+    if Capability.ORDER in claims and _drafts(cell) and run.journal is None:
+        yield "the subject claims the order of rounds, but has no journal"
     if Capability.WORK in claims and run.work is None:
         yield "the subject claims a log of its work, but has none"
     if Capability.TRACE in claims and cell.adapts and run.trace is None:

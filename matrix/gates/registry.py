@@ -132,7 +132,7 @@ def _foreign(profile: Profile) -> tuple[Gate, ...]:
     }
     lossless.sampled = Capability.SAMPLED_IDENTITY in profile.capabilities
     shown = Capability.ROUNDS if Capability.ROUNDS in profile.capabilities else Capability.HISTOGRAM
-    acceptance = AcceptanceGate(needs=frozenset({shown}), exact=False)
+    acceptance = AcceptanceGate(needs=frozenset({shown}), exact=False, replays=Capability.ORDER in profile.capabilities)
     distribution = DistributionGate(accepts=profile.rule_of)
     if Capability.LOGPROBS not in profile.capabilities:
         distribution.needs = frozenset({Capability.TOKEN_IDS})

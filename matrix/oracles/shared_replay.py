@@ -8,6 +8,7 @@ tokens; nothing else comes from the engine.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -39,9 +40,9 @@ class Round:
     width: int = 0
 
     def allows(self, accepted: int, width: int) -> bool:
-        """Whether a round of `width` nodes that accepts `accepted` tokens matches."""
+        """Whether a round of `width` nodes, 0 if unknown, that accepts `accepted` tokens matches."""
         fits = accepted >= self.length if self.least else accepted == self.length
-        return fits and self.width in (0, width)
+        return fits and (not width or self.width in (0, width))
 
 
 @dataclass(slots=True)
@@ -53,6 +54,7 @@ class _Running:
     committed: int
     known: int
     reads: bool = True  # prefilling: the prompt, and after a retraction also its output
+    drafted: bool = False  # its last round is not settled
 
     @property
     def ahead(self) -> str:
@@ -72,8 +74,9 @@ class SharedReplay:
     """Replays a journal for the served requests; `rounds`: request id to the expected rounds; `mixed`: rounds in which
     some requests have drafts and others have none.
 
-    resolved: the running configuration, with the drafter's options under `ngram` or `suffix`. limits: request id to the
-    most tokens of its prompt and output, if a draft ends before its first node that they have no room for.
+    resolved: the running configuration, with the drafter's options under `ngram` or `suffix`; max_round: the most
+    tokens of a request in a step, 0 for any. limits: request id to the most tokens of its prompt and output, if a draft
+    ends before its first node that they have no room for.
     """
 
     def __init__(
@@ -98,7 +101,9 @@ class SharedReplay:
     def walk(self, journal: Journal) -> None:
         """ReplayError if an account has no request, or a round starts before the previous one was read."""
         for operation, account, number, _ in journal:
-            if operation == "open":
+            if operation == "forget":
+                self._forget(account)
+            elif operation == "open":
                 self._begin(account, number)
             elif operation == "resume":
                 self._begin(account, self._held.pop(account) - number)
@@ -126,8 +131,20 @@ class SharedReplay:
     def _end(self, account: int) -> None:
         self._held.pop(account, None)
         request = self._running.pop(account, None)
-        if request is not None:
-            self._known[request.served.id] = request.known
+        if request is None:
+            return
+        if request in self._batch:
+            self._drafted()
+        self._known[request.served.id] = request.known
+        if request.drafted:  # for nothing, as the request has ended
+            self.rounds[request.served.id].pop()
+
+    def _forget(self, account: int) -> None:
+        """A drafter of suffixes that reads a request anew reads its prompt, and its output from here on."""
+        assert self.suffixes is not None
+        served = self._queues[account][0]
+        self._end(account)
+        self.suffixes.forget(served.id, self._known[served.id])
 
     def _launch(self, request: _Running) -> None:
         if request.committed != request.known - 1:
@@ -142,6 +159,7 @@ class SharedReplay:
         if self._batch:
             self._drafted()
         request.committed += accepted
+        request.drafted = False
         if not request.reads:
             request.known = min(len(request.text), request.known + accepted)
         elif request.committed >= request.known:
@@ -154,13 +172,15 @@ class SharedReplay:
         drafts = self._by_grams() if self.suffixes is None else self._by_suffixes(self.suffixes)
         for request, paths in zip(self._batch, drafts, strict=True):
             matched.add(self.grams.matched if self.suffixes is None else len(paths) > 1)
+            room = self._resolved.get("max_round") or math.inf
             if request.served.id in self._limits:
-                room = self._limits[request.served.id] - request.known
-                paths = [*takewhile(lambda path, room=room: len(path) < room, paths)]  # type: ignore[misc]  # a default
+                room = min(room, self._limits[request.served.id] - request.known)
+            paths = [*takewhile(lambda path, room=room: len(path) < room, paths)]  # type: ignore[misc]  # a default
             fits = next(length for length in range(len(request.ahead), -1, -1) if request.ahead[:length] in paths)
             width = 0 if self.suffixes is None else len(paths)
             found = Round(fits + 1, fits == len(request.ahead), width)
             self.rounds.setdefault(request.served.id, []).append(found)
+            request.drafted = True
         self.mixed += len(matched) == 2
         self._batch = []
 

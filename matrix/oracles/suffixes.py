@@ -89,6 +89,7 @@ class Suffixes:
     rows: int
     own: dict[int, tuple[Counted, str]] = field(default_factory=dict)  # least recently drafted for first
     outputs: dict[int, str] = field(default_factory=dict)
+    begun: dict[int, int] = field(default_factory=dict)  # index of the first token of an output that is read
     shared: Counted = field(init=False)
 
     def __post_init__(self) -> None:
@@ -103,17 +104,24 @@ class Suffixes:
             if len(self.outputs) > self.options["max_cached_requests"]:
                 self._hide(next(iter(self.outputs)))
         mine, known = self.own.pop(key, (Counted(self.options["max_tree_depth"]), ""))
-        mine.show(text, len(known))
-        self.own[key] = mine, text
+        read = text[:prompt] + text[max(prompt, self.begun.get(key, 0)) :]
+        mine.show(read, len(known))
+        self.own[key] = mine, read
         if len(self.own) > self.rows:
             del self.own[next(iter(self.own))]
         if key in self.outputs:
             known = self.outputs[key]
-            self.outputs[key] = text[prompt:]
+            self.outputs[key] = read[prompt:]
             self.shared.show(self.outputs[key], len(known))
         best, most = mine.draft(text, self.options, room)
         theirs, more = self.shared.draft(text, self.options, room)
         return best if most >= more else theirs
+
+    def forget(self, key: int, known: int) -> None:
+        """Forget a request, and its text up to `known`, apart from its prompt."""
+        self.own.pop(key, None)
+        self._hide(key)
+        self.begun[key] = known
 
     def _hide(self, key: int) -> None:
         if key in self.outputs:

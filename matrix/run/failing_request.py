@@ -11,7 +11,7 @@ from specmatrix.errors import described
 from specmatrix.matrix.gates.gate import Blame, Outcome, State
 from specmatrix.matrix.gates.pairing import first_difference
 from specmatrix.matrix.oracles.ledger import Audit, AuditError, audit
-from specmatrix.matrix.subjects.protocol import Answer, Journal, JournalEntry, Run, RunningEngine, Served
+from specmatrix.matrix.subjects.protocol import Answer, Capability, Journal, JournalEntry, Run, RunningEngine, Served
 from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.schema import CRASH, AskPages, FailingRequest, Token
@@ -85,7 +85,9 @@ def _described(gate: str, blame: Blame, run: Run, baseline: Run) -> FailingReque
         note=blame.note,
     )
     served = next((one for one in run.served if one.name == request.name), None)
-    return found if served is None or run.journal is None else _with_journal(found, run.journal, served, middle)
+    if served is None or run.journal is None or Capability.JOURNAL not in run.capabilities:
+        return found
+    return _with_journal(found, run.journal, served, middle)
 
 
 def _with_journal(found: FailingRequest, journal: Journal, served: Served, token: int) -> FailingRequest:

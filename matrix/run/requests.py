@@ -38,7 +38,7 @@ def run_requests(
     evidence = {name: number - before.get(name, 0) for name, number in engine.counters().items()}
     if fallen := [name for name, number in evidence.items() if number < 0]:
         raise EngineFailed(f"counter {fallen[0]} fell by {-evidence[fallen[0]]}; counters only grow", "counters")
-    journal = engine.journal() if Capability.JOURNAL in capabilities else None
+    journal = engine.journal() if {Capability.JOURNAL, Capability.ORDER} & capabilities else None
     return Run(
         requests=tuple(each for one in requests if one.refused is None for each in one.completions()),
         answers=tuple(answer for _, answer in kept),
@@ -99,6 +99,6 @@ def served(answered: Iterable[tuple[RequestSpec, Answer]]) -> Iterator[Served]:
             account = accounts.setdefault(request.session.id, rid)
             if request.abort_after == 0 and not answer.output_ids and not answer.cached_tokens:
                 continue
-        tokens = (*answer.prompt_ids, *answer.output_ids)
+        tokens = (*answer.prompt_ids, *answer.meta_info.get("heard", answer.output_ids))
         rounds = tuple(answer.accept_lengths)
         yield Served(answer.name, rid, account, tokens, len(answer.prompt_ids), answer.retractions, rounds)

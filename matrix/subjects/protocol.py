@@ -36,6 +36,7 @@ class Capability(StrEnum):
     HISTOGRAM = "histogram"  # the metrics of each request (`Answer.meta_info`), with SGLang's keys
     COUNTERS = "counters"  # the counters of engine.core.observe.counters, which prove which paths ran
     JOURNAL = "journal"  # the ledger's journal
+    ORDER = "order"  # of all verify rounds, as a journal, and what a shared drafter read (`Answer.meta_info`)
     WORK = "work"  # when each request was sent or aborted, and the forwards of each step
     RESOURCES = "resources"  # memory, graphs and early launches of a GPU, as torch and the driver count them
     MEMORY = "memory"  # KV pages in all, free and cached
@@ -316,7 +317,7 @@ class RunningEngine(Protocol):
         return {}
 
     def journal(self) -> Journal | None:
-        """Every operation of the KV ledger since the start."""
+        """Every operation of the KV ledger since the start, or where rounds begin and end among them."""
         return None
 
     def work(self) -> WorkLog | None:

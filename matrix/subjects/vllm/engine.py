@@ -13,8 +13,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from specmatrix.errors import ConfigError, text_of
-from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, RunningEngine, SubjectRequest
+from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, Journal, RunningEngine, SubjectRequest
 from specmatrix.matrix.subjects.vllm.latent import WIDE, widen
+from specmatrix.matrix.subjects.vllm.lookups import LookupLog, suffix_options
 from specmatrix.matrix.zoo.registry import resolve_path
 
 # vLLM's counters by the names of `engine.core.observe.counters`.
@@ -40,6 +41,7 @@ PARTS: Final = (
 CONFIG: Final = "config.json"
 EVERY: Final = -1
 ENDS: Final = ("stop", "length")
+SUFFIX: Final = "suffix"
 
 
 @dataclass
@@ -98,6 +100,8 @@ class VllmEngine(RunningEngine):
         self.llm = self._started() if llm is None else llm
         self._sampling = _sampling_params if sampling is None else sampling
         self._sent = 0
+        spec = command.flags.get("speculative_config") or {}
+        self._lookups = LookupLog(self.llm) if spec.get("method") == SUFFIX else None
         self._refusals: tuple[type[Exception], ...] = (ValueError, TypeError)
         if llm is None:
             from vllm.exceptions import VLLMValidationError
@@ -111,7 +115,16 @@ class VllmEngine(RunningEngine):
         if spec is None:
             return {}
         depth = spec["num_speculative_tokens"]
-        return {"num_steps": 1 if spec["method"] == "dflash" else depth, "topk": 1, "num_draft_tokens": depth + 1}
+        shape = {"num_steps": 1 if spec["method"] == "dflash" else depth, "topk": 1, "num_draft_tokens": depth + 1}
+        if self._lookups is None:
+            return shape
+        scheduler = self.llm.vllm_config.scheduler_config
+        return shape | {
+            "ngram": None,
+            "suffix": suffix_options(self.llm),
+            "max_running_requests": scheduler.max_num_seqs,
+            "max_round": scheduler.long_prefill_token_threshold,
+        }
 
     def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
         """Run the asks, each once those that it waits for have ended. A refusal by vLLM is an answer; other errors are
@@ -130,7 +143,8 @@ class VllmEngine(RunningEngine):
                 raise RuntimeError(f"vLLM has no unfinished request, but {stuck[0]} has not ended")
         for one in sent.values():
             self._read(one)
-        return [_answer(sent[ask.id], drafts="speculative_config" in self._command.flags) for ask in asks]
+        answers = [_answer(sent[ask.id], drafts="speculative_config" in self._command.flags) for ask in asks]
+        return answers if self._lookups is None else [self._heard(sent[one.name], one) for one in answers]
 
     def readback(self) -> Mapping[str, Any]:
         """The values in vLLM's configuration, under the names of the flags."""
@@ -146,10 +160,26 @@ class VllmEngine(RunningEngine):
         values = {metric.name: metric for metric in self.llm.get_metrics()}
         return {ours: int(values[theirs].value) for ours, theirs in COUNTERS.items() if theirs in values}
 
+    def journal(self) -> Journal | None:
+        """The calls of suffix decoding."""
+        return None if self._lookups is None else self._lookups.entries
+
     def close(self) -> None:
         self.llm.engine_core.shutdown()
         if self._folder is not None:
             self._folder.cleanup()
+
+    def _heard(self, sent: Sent, answer: Answer) -> Answer:
+        """An answer, and its further ones, with what suffix decoding read of them."""
+        assert self._lookups is not None
+        each = [answer, *answer.further]
+        names = sent.ids if len(sent.ids) == len(each) else [f"{place}_{sent.ids[0]}" for place in range(len(each))]
+        read = [self._lookups.heard(name) for name in (names if sent.ids else [answer.name])]
+        first, *further = (
+            replace(one, meta_info={"id": found.id, "heard": tuple(found.tokens), "rounds": tuple(found.rounds)})
+            for one, found in zip(each, read, strict=True)
+        )
+        return replace(first, further=tuple(further))
 
     def _started(self) -> Any:
         from vllm import EngineArgs

@@ -272,6 +272,7 @@ class SuffixSubject(VllmSubject):
 
     name = "vllm-suffix"
     lookup = "suffix"
+    profile = replace(VllmSubject.profile, capabilities=VllmSubject.profile.capabilities | {Capability.ORDER})
 
     def version(self) -> str | None:
         return VLLM.version() if VLLM.has(SUFFIX) else None

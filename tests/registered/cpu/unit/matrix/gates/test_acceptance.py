@@ -209,7 +209,7 @@ def test_without_evidence_nothing_is_measured(measured, gate):
     for verdict, text in (
         (adapted.verdict(AcceptanceGate(oracle=lambda target: Oracle((), {}, ()))), "no correct-draft counts for next"),
         (found.verdict(gate, in_rounds(found.run, (), ())), "no greedy request on the oracle's prompts decoded a"),
-        (ngrams.verdict(gate, journal=None), "the subject provides no ledger journal"),
+        (ngrams.verdict(gate, journal=None), "the subject provides no journal"),
         (ngrams.verdict(gate, answers=silent, journal=[]), "no request decoded a verify round"),
     ):
         assert verdict.startswith("NOT MEASURED: ") and text in verdict

@@ -53,6 +53,22 @@ def test_rows_of_suffix_decoding_draft_one_after_the_other_and_as_many_as_are_li
     assert [Round(2, False, 2).allows(2, width) for width in (1, 2, 3)] == [False, True, False]
 
 
+@pytest.mark.parametrize(("most", "last"), [(0, 3), (2, 2)])
+def test_suffix_decoding_reads_a_preempted_request_anew_and_drafts_for_one_that_ends_are_no_round(most, last):
+    """As in vLLM: it reads the prompt abcd, and the output from the preemption on. most: tokens of a step."""
+    suffix, requests = asdict(SuffixOptions(max_tree_depth=4)), [served(1, "abcdabcdabcdab", 4, retractions=1)]
+    replay = SharedReplay(
+        {**SHAPE, "ngram": None, "suffix": suffix, "max_round": most}, [*requests, served(2, "qr", 1)]
+    )
+    replay.walk(read(1, 4) + step({1: 2}) + [("forget", 1, 0, ())] + read(1, 7) + step({1: 1}) + step({1: 1}))
+    # Behind d the tree has nothing that follows, and then a and ab.
+    assert replay.rounds[1] == [Round(2, False, 2), Round(1, False, 2), Round(2, False, 2)]
+    replay.walk([("launch", 1, 4, ()), ("settle", 1, 1, ()), ("launch", 1, 4, ()), ("close", 1, 0, ())])
+    assert replay.rounds[1][3:] == [Round(last, False, last)]
+    replay.walk(read(2, 1) + step({2: 1}))
+    assert len(replay.rounds[1]) == 4 and replay.rounds[2] == [Round(1, True, 1)]
+
+
 def test_all_texts_of_a_round_are_read_before_the_first_draft():
     """The first text continues like the second, which the index only learns in this round."""
     requests = [served(1, "pqrs", 1), served(2, "mpqrs", 4)]

@@ -19,16 +19,20 @@ from specmatrix import HOME
 from specmatrix.child_process import FOREIGN
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.registry import applied_gates
+from specmatrix.matrix.run.requests import served
 from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess
 from specmatrix.matrix.subjects.environment import VLLM
-from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, Unsupported
+from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, Run, Unsupported
 from specmatrix.matrix.subjects.vllm.engine import VllmEngine, agree
 from specmatrix.matrix.subjects.vllm.latent import widen
-from specmatrix.matrix.subjects.vllm.subject import BLOCKS, VllmSubject
+from specmatrix.matrix.subjects.vllm.lookups import CALLS, LookupLog
+from specmatrix.matrix.subjects.vllm.subject import BLOCKS, SuffixSubject, VllmSubject
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import resolve_path
-from tools.record_vllm import CELLS, FILE, Replay, command, recorded
+from tools.record_vllm import CELLS, FILE, LOOKED_UP, LOOKUPS, Replay, command, recorded
 
 
 def translated(cell: str, tier: str = "cpu", **more: object) -> EngineCommand | Unsupported:
@@ -74,6 +78,45 @@ def test_sizes_that_need_rounding_are_refused(tmp_path, change):
     (tmp_path / "config.json").write_text(json.dumps(config | change), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"^latent attention of \d+ and \d+ cannot be widened to 512 and 64; 512 div"):
         widen(tmp_path, tmp_path)
+
+
+def looked_up(calls):
+    """A LookupLog of recorded calls."""
+    cache = SimpleNamespace(**{name: lambda *given, **more: None for name in CALLS})
+    llm = SimpleNamespace()
+    place = ["engine_core", "engine_core", "model_executor", "driver_worker", "worker", "model_runner", "drafter"]
+    for name in reversed(place):
+        llm = SimpleNamespace(**{name: llm if vars(llm) else SimpleNamespace(suffix_cache=cache)})
+    log = LookupLog(llm)
+    for name, request, tokens in calls:
+        getattr(cache, name)(request, tokens) if tokens else getattr(cache, name)(request)
+    return log
+
+
+def test_rounds_of_suffix_decoding_are_those_of_an_oracle_one_by_one():
+    """Of recorded requests that lost their KV, that waited and that were aborted, drafts behind a stop included."""
+    said = json.loads(LOOKUPS.read_text(encoding="utf-8"))
+    log = looked_up(said["calls"])
+    prepared = prepare(Cell.from_id(LOOKED_UP), subject="vllm-suffix")
+    answers = [Answer(**one) for one in said["answers"]]
+    assert sum(one.retractions for one in answers) == sum(entry[0] == "forget" for entry in log.entries) > 4
+    for one in answers:
+        heard = log.heard(str(one.meta_info["id"] + 1))
+        assert one.meta_info["rounds"] == heard.rounds and one.meta_info["heard"] == heard.tokens
+    assert any(len(one.meta_info["heard"]) > len(one.output_ids) for one in answers)
+    by_name = {one.name: one for one in answers}
+    pairs = [(request, by_name[request.name]) for request in prepared.requests]
+    shown = {"readback": {}, "evidence": {}, "memory": None, "seconds": 1.0, "journal": log.entries}
+    run = Run(prepared.requests, tuple(answers), said["resolved"], **shown, served=tuple(served(pairs)))
+    gate = next(one for one in applied_gates(SuffixSubject.profile).gates if one.name == "acceptance")
+    found = gate.judge(prepared, run, run)
+    assert found.state is State.PASS and found.numbers["rounds"] > 300 and found.numbers["length"] > 1.2
+    for changed in (
+        replace(run, journal=[entry for entry in log.entries if entry[0] != "forget"]),
+        replace(run, resolved={**said["resolved"], "num_steps": 4}),
+        replace(run, answers=(replace(answers[0], meta_info={"id": 0, "rounds": [1] * 96}), *answers[1:])),
+    ):
+        assert gate.judge(prepared, changed, run).state is State.FAIL
 
 
 traffic = cache(recorded)
