@@ -25,7 +25,7 @@ from specmatrix.matrix.gates.session_baseline import (
 from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.grammar import followed, following
 from specmatrix.matrix.oracles.naive_rounds import NaiveCheck, Sure, naive_check
-from specmatrix.matrix.oracles.shared_replay import ReplayError, Round, SharedReplay
+from specmatrix.matrix.oracles.shared_replay import ReplayError, SharedReplay, first_replay_mismatch, rounds_read
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
@@ -282,7 +282,7 @@ class AcceptanceGate:
         places = {a.name: place for a in run.answers if (place := first_replay_mismatch(a, due[a.name])) is not None}
         rounds = sum(map(len, due.values()))
         numbers: dict[str, Number] = {
-            "length": sum(sum(_read(answer)) for answer in run.answers) / max(1, rounds),
+            "length": sum(sum(rounds_read(answer)) for answer in run.answers) / max(1, rounds),
             "rounds": rounds,
             "mixed": replay.mixed,
             "left": len(places),
@@ -368,22 +368,6 @@ def _is_drawn(cell: Cell) -> bool:
         return drafts
     ruled = cell.acceptance == "match" or cell.sampling == "rules"  # some of these are greedy under any rule
     return drafts and ruled and cell.sampling not in ("greedy", "mixed")
-
-
-def _read(answer: Answer) -> Sequence[int]:
-    """The rounds of an answer, as a shared drafter read them if the subject shows that."""
-    found: Sequence[int] = answer.meta_info.get("rounds", answer.accept_lengths)
-    return found
-
-
-def first_replay_mismatch(answer: Answer, due: Sequence[Round]) -> int | None:
-    """Index of the first round that the replay does not allow or that one side lacks; None if none."""
-    mine = _read(answer)
-    widths = answer.round_widths or (0,) * len(mine)
-    for index, (accepted, width, one) in enumerate(zip(mine, widths, due, strict=False)):
-        if not one.allows(accepted, width):
-            return index
-    return None if len(mine) == len(due) else min(len(mine), len(due))
 
 
 def _asked(run: Run) -> dict[str, RequestSpec]:

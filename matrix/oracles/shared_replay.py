@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
@@ -18,7 +18,7 @@ from typing import Any
 from specmatrix.matrix.cells.start_settings import CORPUS
 from specmatrix.matrix.oracles.ngram import Grams
 from specmatrix.matrix.oracles.suffixes import Suffixes
-from specmatrix.matrix.subjects.protocol import Journal, Served
+from specmatrix.matrix.subjects.protocol import Answer, Journal, Served
 from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.zoo.registry import CORPUS_FILE
 
@@ -200,3 +200,19 @@ class SharedReplay:
             served, text = request.served, request.text[: request.known]
             draft = suffixes.draft(served.id, text, served.prompt, self._resolved["num_steps"])
             yield [draft[:length] for length in range(len(draft) + 1)]
+
+
+def rounds_read(answer: Answer) -> Sequence[int]:
+    """The rounds of an answer, as a shared drafter read them if the subject shows that."""
+    found: Sequence[int] = answer.meta_info.get("rounds", answer.accept_lengths)
+    return found
+
+
+def first_replay_mismatch(answer: Answer, due: Sequence[Round]) -> int | None:
+    """Index of the first round that the replay does not allow or that one side lacks; None if none."""
+    mine = rounds_read(answer)
+    widths = answer.round_widths or (0,) * len(mine)
+    for index, (accepted, width, one) in enumerate(zip(mine, widths, due, strict=False)):
+        if not one.allows(accepted, width):
+            return index
+    return None if len(mine) == len(due) else min(len(mine), len(due))

@@ -16,7 +16,7 @@ from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import Continuation, Refusal, RequestSpec
 
 PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he have?\nAnswer:"
-EVERY = frozenset(protocol.Capability)
+EVERY = frozenset(protocol.Capability) - {protocol.Capability.ORDER}
 
 
 def answer(name: str, *ids: int, rid: int = 1, **fields: object) -> protocol.Answer:
@@ -65,6 +65,12 @@ ANSWERS = (
     answer("b", 7, 9, rid=9, retractions=3),
 )
 EARLIER = protocol.Served("z", 1, 1, (1,), 1, 0)
+
+
+def test_an_order_of_rounds_is_a_journal_of_what_a_drafter_read():
+    heard = replace(answer("b", 7, rid=9), meta_info={"id": 9, "heard": (7, 8, 9)})
+    found = run_requests(Scripted([heard], {}), [REQUESTS[2]], frozenset({protocol.Capability.ORDER}))
+    assert found.journal and found.served == (protocol.Served("b", 9, 9, (1, 2, 7, 8, 9), 2, 0),)
 
 
 @pytest.mark.parametrize(
