@@ -10,7 +10,13 @@ from typing import Any, Final
 
 from specmatrix.engine.models.config_reader import MAX_LAYERS, ConfigReader, read_json
 from specmatrix.engine.models.deepseek.config import MLAConfig, MoEConfig, read_mla, read_moe
-from specmatrix.engine.models.draft_config import DRAFT_ARCHITECTURES, DraftConfig, read_draft, read_mask_token
+from specmatrix.engine.models.draft_config import (
+    DFLASH_ARCHITECTURES,
+    DRAFT_ARCHITECTURES,
+    DraftConfig,
+    read_draft,
+    read_mask_token,
+)
 from specmatrix.engine.models.qwen3_next.config import (
     HYBRID_ARCHITECTURES,
     DeltaNetConfig,
@@ -30,7 +36,7 @@ TARGET_ARCHITECTURES: Final = (
 )
 CONFIG: Final = "config.json"
 # Architectures that normalise each query and key head before rotation.
-HEAD_NORM_ARCHITECTURES: Final = ("Qwen3ForCausalLM", "DFlashDraftModel", *HYBRID_ARCHITECTURES)
+HEAD_NORM_ARCHITECTURES: Final = ("Qwen3ForCausalLM", *DFLASH_ARCHITECTURES, *HYBRID_ARCHITECTURES)
 # Fields that change a layer's arithmetic; this engine supports none of them.
 UNSUPPORTED_SWITCHES: Final = ("attention_bias", "mlp_bias", "quantization_config")
 # Accepted values of `dtype`; the dtype of each tensor is read from its file.

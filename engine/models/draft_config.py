@@ -11,6 +11,17 @@ from specmatrix.errors import ConfigError, shown
 
 
 @dataclass(frozen=True, slots=True)
+class DFlash2Config:
+    """DFLASH2's parts. taps, group: of the convolutions, channels that share a kernel. rank, candidates: of the
+    selector, tokens that it chooses from."""
+
+    taps: int
+    group: int
+    rank: int
+    candidates: int
+
+
+@dataclass(frozen=True, slots=True)
 class DraftConfig:
     """A draft that reads its target's hidden states.
 
@@ -18,7 +29,7 @@ class DraftConfig:
     target_hidden_size: width of one such state. vocab_size: the draft's own head.
     normed: an EAGLE-3 layer's residual stream continues from the normalised states (vLLM's speculators).
     block_size: tokens of a block, its known first one included; None for any other draft.
-    target_layers: how many layers its target has, None if the config does not say.
+    target_layers: how many layers its target has, None if the config does not say. dflash2: DFLASH2's parts.
     """
 
     states: tuple[int, ...] | None
@@ -28,6 +39,7 @@ class DraftConfig:
     block_size: int | None = None
     normed: bool = False
     target_layers: int | None = None
+    dflash2: DFlash2Config | None = None
 
     def states_of(self, target_layers: int) -> tuple[int, ...]:
         """The states that the draft reads from a target with `target_layers` layers.
@@ -43,7 +55,8 @@ class DraftConfig:
 
 EAGLE_ARCHITECTURES: Final = ("LlamaForCausalLMEagle",)
 EAGLE3_ARCHITECTURES: Final = ("LlamaForCausalLMEagle3",)
-DFLASH_ARCHITECTURES: Final = ("DFlashDraftModel",)
+DFLASH2_ARCHITECTURES: Final = ("DFlash2DraftModel",)
+DFLASH_ARCHITECTURES: Final = ("DFlashDraftModel", *DFLASH2_ARCHITECTURES)
 DRAFT_ARCHITECTURES: Final = EAGLE_ARCHITECTURES + EAGLE3_ARCHITECTURES + DFLASH_ARCHITECTURES
 DEFAULT_BLOCK: Final = 16
 # Norms of later EAGLE-3 heads, which this engine does not support.
@@ -57,6 +70,11 @@ IGNORED: Final = (
     *("pad_token_id", "attention_dropout", "initializer_range", "pretraining_tp", "use_cache", "return_dict"),
     *("output_attentions", "output_hidden_states", "max_window_layers"),
 )
+# DFLASH2's fields in dflash_config, any of which makes a draft one; the only convolution (SGLang names it); and what
+# others scale by, which this engine does not support.
+DFLASH2_FIELDS: Final = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k", "conv_type")
+CONVOLUTION: Final = "grouped_dynamic_depthwise"
+UNSUPPORTED_SCALES: Final = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 # The mask token of a draft that predicts all steps in one forward, by vLLM's names.
 MASK_TOKENS: Final = ("pard_token", "ptd_token_id")
 # Fields of PARD-2 drafts, which read the target's states and begin at the first token.
@@ -71,7 +89,7 @@ def read_draft(architecture: str, fields: ConfigReader) -> DraftConfig | None:
     if architecture in EAGLE3_ARCHITECTURES:
         return _eagle3(fields)
     if architecture in DFLASH_ARCHITECTURES:
-        return _dflash(fields)
+        return _dflash(fields, architecture in DFLASH2_ARCHITECTURES)
     return None
 
 
@@ -133,7 +151,7 @@ def _refuse(fields: ConfigReader, names: tuple[str, ...]) -> None:
             raise ConfigError(f"{fields.file}: {fields.within}{name} true is not supported; it must be absent")
 
 
-def _dflash(fields: ConfigReader) -> DraftConfig:
+def _dflash(fields: ConfigReader, named: bool) -> DraftConfig:
     own = fields.group("dflash_config")
     _refuse(own, UNSUPPORTED_BLOCKS)
     _refuse(fields, ("is_causal",))
@@ -152,6 +170,7 @@ def _dflash(fields: ConfigReader) -> DraftConfig:
         layers,
         own.size("block_size", outer, least=2),
         target_layers=None if fields.raw.get("num_target_layers") is None else fields.size("num_target_layers"),
+        dflash2=_dflash2(fields, own, named),
     )
     if unknown := [name for name in fields.unread() if name not in IGNORED]:
         raise ConfigError(
@@ -159,6 +178,23 @@ def _dflash(fields: ConfigReader) -> DraftConfig:
             "computes; remove it if it does not"
         )
     return found
+
+
+def _dflash2(fields: ConfigReader, own: ConfigReader, named: bool) -> DFlash2Config | None:
+    if not named and all(own.raw.get(name) is None for name in DFLASH2_FIELDS):
+        return None
+    hidden, vocab = fields.size("hidden_size"), fields.size("vocab_size")
+    own.value("conv_type", lambda kind: kind == CONVOLUTION, f"'{CONVOLUTION}'", CONVOLUTION)
+    for name in UNSUPPORTED_SCALES[:-1]:
+        own.value(name, lambda scale: scale == 1, "1, as others are not supported", 1)
+    own.value(UNSUPPORTED_SCALES[-1], lambda cap: cap == 0, "0 or absent, as others are not supported", 0)
+    own.value("conv_group_size", lambda g: type(g) is int and g > 0 and not hidden % g, f"a divisor of {hidden}")
+    return DFlash2Config(
+        own.size("conv_kernel_size"),
+        own.size("conv_group_size"),
+        own.size("selector_rank"),
+        own.size("selector_top_k", most=vocab),
+    )
 
 
 def _behind(fields: ConfigReader, name: str) -> tuple[int, ...] | None:

@@ -243,7 +243,11 @@ class DecoderLayer:
             fused_linear(workspace.scaled, self.gate_up, workspace.gate, normed)
             fused_linear(workspace.gate, self.down, x, Fusion(add=True))
             return
-        self.linear(self.norm(x, self.post_norm), self.gate_up, workspace.gate_up)
+        self.gated(x, self.norm(x, self.post_norm), workspace)
+
+    def gated(self, x: Tensor, h: Tensor, workspace: Workspace) -> None:
+        """Add the feed-forward output for its normed input h [R, hidden] to x [R, hidden], in place."""
+        self.linear(h, self.gate_up, workspace.gate_up)
         inner = silu_mul(workspace.gate_up) if on_triton(x) else self.norm.silu(workspace.gate).mul_(workspace.up)
         self.add_linear(x, inner, self.down)
 

@@ -16,6 +16,7 @@ from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.models.config import TARGET_ARCHITECTURES, ModelConfig, load_model_config
 from specmatrix.engine.models.deepseek.model import Deepseek
 from specmatrix.engine.models.dflash.model import DFlash
+from specmatrix.engine.models.dflash.selector import DFlash2
 from specmatrix.engine.models.draft_config import DFLASH_ARCHITECTURES, EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES
 from specmatrix.engine.models.eagle.formats import load_draft_config
 from specmatrix.engine.models.eagle.model import Eagle
@@ -171,11 +172,13 @@ def load_nextn(path: str | Path, target: CausalLM, count: int) -> Sequence[Predi
 
 
 def load_dflash(path: str | Path, target: CausalLM) -> DFlash:
-    """A DFLASH draft. ConfigError as for a target, or if it does not fit the target's width, layers or vocabulary."""
+    """A DFLASH or DFLASH2 draft. ConfigError as for a target, or if it does not fit the target's width, layers or
+    vocabulary."""
     config = _expect(path, DFLASH_ARCHITECTURES, "a DFLASH draft")
     if (Path(path) / MASK_EMBEDDING).exists():
         raise ConfigError(f"{path} has {MASK_EMBEDDING}, an embedding of the mask token that is not supported")
-    return DFlash(config, load_weights(path, target.device, target.dtype), target)
+    kind = DFlash if config.draft is None or config.draft.dflash2 is None else DFlash2
+    return kind(config, load_weights(path, target.device, target.dtype), target)
 
 
 def _language_model(

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
+from specmatrix.matrix.zoo.dflash2_net import Dflash2Net
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
 from specmatrix.matrix.zoo.hybrid_net import HybridNet
@@ -40,6 +41,8 @@ def new_draft(recipe: Recipe, target: CausalNet) -> Draft:
     width = len(recipe.aux_layers) * target.hidden
     if recipe.kind == "eagle":
         return FeatureNet(recipe.shape, shared)
+    if recipe.dflash2 is not None:
+        return Dflash2Net(recipe.shape, width, recipe.block, recipe.mask_id, shared, recipe.dflash2)
     if recipe.kind == "dflash":
         return DflashNet(recipe.shape, width, recipe.block, recipe.mask_id, shared)
     mask = recipe.mask_id if recipe.parallel else None

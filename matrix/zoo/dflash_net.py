@@ -1,6 +1,8 @@
 """A draft that predicts a whole block in one forward, from the last known token followed by mask tokens, attending to
 projections of the target's hidden states (DFlash; checkpoint layout of z-lab's DFlashDraftModel)."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,7 +13,10 @@ from specmatrix.matrix.zoo.recipes import ModelShape
 
 
 class DflashNet(nn.Module):
-    """Qwen3-style layers over context keys projected from the target's states; embedding and head are the target's."""
+    """Qwen3-style layers over context keys projected from the target's states; embedding and head are the target's.
+    first: the first row of a block that predicts a token."""
+
+    first = 1
 
     def __init__(self, shape: ModelShape, captured_width: int, block: int, mask_id: int, shared: Shared) -> None:
         super().__init__()
@@ -26,13 +31,29 @@ class DflashNet(nn.Module):
         initialise(self)
 
     def forward(self, tokens: Tensor, captured: Tensor, anchors: Tensor, block: int | None = None) -> Tensor:
-        """Logits [B, A, block - 1, V] of the tokens after each anchor.
+        """Logits [B, A, block - 1, V] of the tokens after each anchor."""
+        return F.linear(self.rows(tokens, captured, anchors, block), self.shared.head)
+
+    def corrected(self, hidden: Tensor, previous: Tensor) -> Tensor:
+        """Logits [..., D, V] of drafts at hidden [..., D, H]; the tokens before them, `previous`, do not matter."""
+        del previous
+        return F.linear(hidden, self.shared.head)
+
+    def around(self, layer: nn.Module, part: str, x: Tensor, block: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """The input of a sublayer ("attention" or "mlp") from its normed input x [B, A * block, H], and what is done to
+        its output."""
+        del layer, part, block
+        return x, lambda out: out
+
+    def rows(self, tokens: Tensor, captured: Tensor, anchors: Tensor, block: int | None = None) -> Tensor:
+        """Hidden states [B, A, block - 1, H] that predict the tokens after each anchor.
 
         tokens [B, T]; captured [B, T, S]: the target's states at these tokens; anchors [B, A]: positions of the last
         known token. A block attends to the context before its anchor and to all of itself; `block`: a length below
         the net's own.
         """
-        length = block or self.block
+        drafts = (block or self.block) - 1
+        length = drafts + self.first
         context = self.hidden_norm(self.fc(captured))
         places = anchors[..., None] + torch.arange(length, device=tokens.device)
         masked = torch.full_like(places, self.mask_id)
@@ -44,17 +65,18 @@ class DflashNet(nn.Module):
         for layer in self.layers:
             assert isinstance(layer, Layer)
             attention = layer.self_attn
-            normed = layer.input_layernorm(x)
+            normed, finish = self.around(layer, "attention", layer.input_layernorm(x), length)
             before, own = attention.keys_values(context, over_context), attention.keys_values(normed, over_blocks)
             k, v = (
                 widened(torch.cat((old, new.to(old.dtype)), 2), self.shape.heads)
                 for old, new in zip(before, own, strict=True)
             )
             q = rotate(attention.queries(normed), over_blocks).to(k.dtype)
-            x = x + attention.merge(F.scaled_dot_product_attention(q, k, v, attn_mask=seen))
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
-        rows = self.norm(x).unflatten(1, places.shape[1:])[:, :, 1:]
-        return F.linear(rows, self.shared.head)
+            x = x + finish(attention.merge(F.scaled_dot_product_attention(q, k, v, attn_mask=seen)))
+            normed, finish = self.around(layer, "mlp", layer.post_attention_layernorm(x), length)
+            x = x + finish(layer.mlp(normed))
+        out: Tensor = self.norm(x)
+        return out.view(*places.shape, -1)[:, :, self.first :]
 
 
 def _seen(anchors: Tensor, length: int, block: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from specmatrix.matrix.zoo.recipes import HybridShape, LatentShape, ModelShape, Recipe
+from specmatrix.matrix.zoo.recipes import Dflash2Parts, HybridShape, LatentShape, ModelShape, Recipe
 from specmatrix.matrix.zoo.tokenizer import BOS_ID, EOS_ID
 
 ARCHITECTURES = {
@@ -23,7 +23,7 @@ MODEL_TYPES = {"deepseek": "deepseek_v3", "qwen3_5": "qwen3_5_text"}  # of famil
 
 def architecture_of(recipe: Recipe) -> str:
     """The name in config.json's `architectures`."""
-    return ARCHITECTURES[recipe.family, recipe.kind]
+    return "DFlash2DraftModel" if recipe.dflash2 else ARCHITECTURES[recipe.family, recipe.kind]
 
 
 def config_of(recipe: Recipe, target: Recipe | None) -> dict[str, Any]:
@@ -143,6 +143,16 @@ def hybrid_fields(shape: HybridShape) -> dict[str, Any]:
     }
 
 
+def dflash2_fields(parts: Dflash2Parts) -> dict[str, Any]:
+    """What the published drafts have in `dflash_config`."""
+    return {
+        "conv_kernel_size": parts.taps,
+        "conv_group_size": parts.group,
+        "selector_rank": parts.rank,
+        "selector_top_k": parts.candidates,
+    }
+
+
 def _draft(recipe: Recipe, target: Recipe) -> dict[str, Any]:
     if recipe.kind == "eagle3":
         own = {"draft_vocab_size": recipe.draft_vocab} if recipe.draft_vocab else {}
@@ -157,9 +167,10 @@ def _draft(recipe: Recipe, target: Recipe) -> dict[str, Any]:
             },
         }
     if recipe.kind == "dflash":
+        parts = {} if recipe.dflash2 is None else dflash2_fields(recipe.dflash2)
         return {
             "block_size": recipe.block,
             "num_target_layers": target.shape.layers,
-            "dflash_config": {"mask_token_id": recipe.mask_id, "target_layer_ids": list(recipe.aux_layers)},
+            "dflash_config": {"mask_token_id": recipe.mask_id, "target_layer_ids": list(recipe.aux_layers)} | parts,
         }
     return {}

@@ -130,6 +130,7 @@ def blocks(net: DflashNet, target: CausalNet, batch: Batch, aux: tuple[int, ...]
         decay = STEP_DECAY ** torch.arange(ahead, device=batch.tokens.device)
         weight = ((places < batch.lengths[:, None, None]) * decay).flatten(1)
         soft = goal.float().softmax(-1).gather(1, (inside - 1)[..., None].expand(-1, -1, goal.shape[-1]))
-    logits = net(batch.tokens, states, anchors).flatten(1, 2)
+    hidden, previous = net.rows(batch.tokens, states, anchors), batch.tokens.gather(1, inside - 1).view_as(places)
+    logits = net.corrected(hidden, previous).flatten(1, 2)
     hard = cross_entropy(logits, batch.tokens.gather(1, inside), weight)
     return (cross_entropy(logits, soft, weight) + hard) * 0.5

@@ -125,17 +125,27 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True)
+class Dflash2Parts:
+    """DFLASH2: taps of the convolutions, channels of a group; rank of the selector, candidates of a draft."""
+
+    taps: int
+    group: int
+    rank: int
+    candidates: int
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """A checkpoint of the zoo.
 
     kind: "target", "standalone", "eagle", "eagle3" or "dflash"; family: layout ("llama", "qwen3", "deepseek",
     "mistral", "qwen3_next", "qwen3_5").
     aux_layers: target layers whose outputs a draft reads. draft_vocab: 0 for the target's own head and embedding.
-    unroll: draft steps of the training-time test. block: DFLASH; mask_id: its mask token, and of a draft that is
-    `parallel` (P-EAGLE, PARD). base: the draft whose weights a fit starts from. problems: how many of the distillation
-    problems it uses, 0 for all. bundled_fit: second optimisation of a target
-    with MTP layers, which trains these on the target's own answers with the target frozen. form: of the
-    answers, GSM8K's "worked" lines or "json" (`gsm_mini.in_form`); a draft has its target's.
+    unroll: draft steps of the training-time test. block: DFLASH; dflash2: of DFLASH2; mask_id: their mask token, and of
+    a draft that is `parallel` (P-EAGLE, PARD). base: the draft whose weights a fit starts from. problems: how many of
+    the distillation problems it uses, 0 for all. bundled_fit: second optimisation of a target with MTP layers, which
+    trains these on the target's own answers with the target frozen. form: of the answers, GSM8K's "worked" lines or
+    "json" (`gsm_mini.in_form`); a draft has its target's.
     """
 
     name: str
@@ -149,6 +159,7 @@ class Recipe:
     unroll: int = 0
     family: str = "llama"
     block: int = 0
+    dflash2: Dflash2Parts | None = None
     mask_id: int = 0
     bundled_fit: Fit | None = None
     form: str = "worked"
@@ -168,7 +179,8 @@ def _built(kind: Any, given: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any da
 
 
 def _recipe(name: str, given: Mapping[str, Any]) -> Recipe:
-    kinds = {"shape": SHAPES.get(given.get("family", ""), ModelShape), "fit": Fit, "bundled_fit": Fit}
+    shape = SHAPES.get(given.get("family", ""), ModelShape)
+    kinds = {"shape": shape, "fit": Fit, "bundled_fit": Fit, "dflash2": Dflash2Parts}
     parts = {part: _built(kind, given[part]) for part, kind in kinds.items() if part in given}
     found: Recipe = _built(Recipe, {**given, **parts, "name": name})
     return found

@@ -12,6 +12,7 @@ DRAFTS = {
     "EAGLE3": ("llama-mini", "llama-mini-eagle3", 3),
     "STANDALONE": ("llama-mini", "llama-mini-standalone", 3),
     "DFLASH": ("llama-mini", "llama-mini-dflash", "auto"),
+    "DFLASH by pairs": ("llama-mini", "llama-mini-dflash2", "auto"),
     "NEXTN": ("deepseek-mini", None, 2),
     "EAGLE3 in parallel": ("llama-mini", "llama-mini-peagle", 3),
     "STANDALONE in parallel": ("llama-mini", "llama-mini-pard", 3),

@@ -90,6 +90,18 @@ def dflash_shapes(c: dict[str, Any], states: int, target_hidden: int) -> Shapes:
     return found
 
 
+def dflash2_shapes(c: dict[str, Any]) -> Shapes:
+    """What a DFlash2DraftModel has besides."""
+    hidden, vocab, own = c["hidden_size"], c["vocab_size"], c["dflash_config"]
+    taps, rank = own["conv_kernel_size"], own["selector_rank"]
+    found: Shapes = {f"candidate_selector.{side}cessor_codebook": (vocab, rank) for side in ("prede", "suc")}
+    found |= {"candidate_selector.hidden_projection.weight": (rank, hidden)}
+    for conv in (f"layers.{i}.{part}_conv." for i in range(c["num_hidden_layers"]) for part in ("attention", "mlp")):
+        found |= {f"{conv}base_kernel": (2, taps, hidden)}
+        found |= {f"{conv}kernel_projection.weight": (2 * taps * hidden // own["conv_group_size"], hidden)}
+    return found
+
+
 def deepseek_shapes(c: dict[str, Any]) -> Shapes:
     """A DeepseekV3ForCausalLM with its prediction layers, which share embedding and head."""
     hidden, vocab, layers = c["hidden_size"], c["vocab_size"], c["num_hidden_layers"]

@@ -40,6 +40,7 @@ class DFlash:
     if each draft is chosen on its own.
     """
 
+    layer_kind: type[DecoderLayer] = DecoderLayer
     block_head: BlockHead | None = None
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], target: CausalLM) -> None:
@@ -53,7 +54,7 @@ class DFlash:
         self.norm = Norm(hidden, config.norm_eps, self.dtype, self.device, target.deterministic)
         self.fuse = self.norm.stored(take("fc.weight", hidden, len(self.aux_layers) * target.hidden_size))
         self.context_norm = self.norm.scale(take("hidden_norm.weight", hidden))
-        self.layers = [DecoderLayer(take, f"layers.{i}", config, self.norm) for i in range(config.num_layers)]
+        self.layers = [self.layer_kind(take, f"layers.{i}", config, self.norm) for i in range(config.num_layers)]
         self.final_norm = self.norm.scale(take("norm.weight", hidden))
         take.done()
         # For all layers: all key heads, then all value heads. Not folded with a front norm, unlike the layers.

@@ -1,0 +1,108 @@
+"""DFLASH2's convolutions and selector against their formulas in plain torch, its configurations, and its engines."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from specmatrix.engine.device.batch import StepBatch
+from specmatrix.engine.device.sampling import SamplingRows
+from specmatrix.engine.models.dflash.selector import DFlash2
+from specmatrix.engine.models.loader import load_dflash, load_target
+from specmatrix.engine.spec.dflash import BlockDrafter
+from specmatrix.errors import ConfigError
+from tests.support.random_drafts import dflash2_shapes, dflash_shapes, random_weights, save
+from tests.support.uncached_models import WholeDFlash
+
+H, V, K, LENGTH = 48, 97, 5, 20
+# The published draft's fields (Qwen3.8-27B-DFlash2), smaller.
+OWN: dict[str, Any] = {
+    "mask_token_id": 96, "target_layer_ids": [0, 2], "block_size": 7,
+    "conv_kernel_size": 2, "conv_group_size": 6, "selector_rank": 10, "selector_top_k": K,
+}  # fmt: skip
+CONFIG: dict[str, Any] = {
+    "architectures": ["DFlash2DraftModel"], "vocab_size": V, "hidden_size": H, "intermediate_size": 56,
+    "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10, "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0, "max_position_embeddings": 256, "is_causal": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def build(drop: str = "", architecture: str = "DFlash2DraftModel", **changes: object):
+        config = CONFIG | {"architectures": [architecture], "dflash_config": OWN | changes}
+        weights = random_weights(dflash_shapes(config, 2, H) | dflash2_shapes(CONFIG | {"dflash_config": OWN}), 7)
+        return save(tmp_path / "draft", config, {k: w for k, w in weights.items() if k != drop})
+
+    return build
+
+
+def proposed(model: DFlash2, driver: Any, states, width: int, rows: SamplingRows | None):  # noqa: ANN401 - a fixture's
+    """The drafter's tree for two requests with the same states, after the tokens 11 and 12."""
+    for layer, kv in enumerate(model.context(states.expand(2, -1, -1), torch.arange(LENGTH).expand(2, -1))):
+        driver.pool.store(layer, driver.slots[:, :LENGTH].flatten(), kv)
+    traits: Any = SimpleNamespace(key_span=0)
+    drafter = BlockDrafter(traits, model, driver.pool, width, rows is not None)
+    ids, start, root = torch.arange(1, 3), torch.full((2,), LENGTH), torch.tensor([[11], [12]])
+    relay: Any = SimpleNamespace(sampling_of=lambda ids: rows)
+    batch = StepBatch(ids, start, root, width, LENGTH + width, driver.slots, None, (), relay, None, rows is None)
+    return drafter.propose(batch, relay)
+
+
+@pytest.mark.parametrize("architecture", ["DFlash2DraftModel", "DFlashDraftModel"])
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize(("taps", "width"), [(2, 7), (2, 2), (4, 3)])
+@torch.inference_mode()
+def test_a_block_is_its_formula(llama_folder, folder, paged, monkeypatch, taps, width, deterministic, architecture):
+    monkeypatch.setitem(OWN, "conv_kernel_size", taps)
+    target = load_target(llama_folder(), "cpu", torch.float32, deterministic)
+    made = folder(architecture=architecture)
+    model, whole = load_dflash(made, target), WholeDFlash(made, target.embedding, target.head.t())
+    assert isinstance(model, DFlash2)
+    w, states = whole.w, torch.randn(LENGTH, 2 * H, generator=torch.Generator().manual_seed(1))
+    rows = SamplingRows(torch.tensor([0.0, 0.7]), torch.zeros(2).long(), torch.ones(2), torch.tensor([3, 4]))
+    greedy = proposed(model, paged(model, 2, 32), states, width, None)
+    drawn = proposed(model, paged(model, 2, 32), states, width, rows)
+    assert drawn.tokens[0].tolist() == greedy.tokens[0].tolist() and greedy.q is None
+    for tree, row, heat in ((greedy, 0, None), (greedy, 1, None), (drawn, 0, None), (drawn, 1, 0.7)):
+        tokens = tree.tokens[row].tolist()
+        hidden = whole.block(tokens[0], width, states, head=False)
+        for i in range(1, width):
+            logits = hidden[i] @ whole.head.t()
+            best = logits.sort(descending=True).indices[:K]
+            pair = w["candidate_selector.predecessor_codebook"][tokens[i - 1]] * (
+                w["candidate_selector.hidden_projection.weight"] @ hidden[i]
+            )
+            scores = logits[best] + w["candidate_selector.successor_codebook"][best] @ pair
+            if heat is None:
+                assert tokens[i] == best[scores.argmax()]
+            if tree.q is not None:
+                law = torch.zeros(V).index_copy(0, best, torch.softmax(scores / (heat or 1e-6), 0))
+                assert (tree.q[row, i - 1] - law).abs().max() < 1e-5 and tokens[i] in best.tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"conv_kernel_size": None}, "dflash_config.conv_kernel_size must be a positive integer, got None"),
+        ({"conv_group_size": 7}, "dflash_config.conv_group_size must be a divisor of 48, got 7"),
+        ({"conv_group_size": 0}, "dflash_config.conv_group_size must be a divisor of 48, got 0"),
+        ({"selector_rank": 0}, "dflash_config.selector_rank must be a positive integer, got 0"),
+        ({"selector_top_k": 98}, "dflash_config.selector_top_k must be at most 97, got 98"),
+        ({"conv_type": "static"}, "dflash_config.conv_type must be 'grouped_dynamic_depthwise', got 'static'"),
+        ({"output_multiplier": 0.2}, "dflash_config.output_multiplier must be 1, as others are not supported, got 0.2"),
+        ({"input_embedding_scale": 2}, "dflash_config.input_embedding_scale must be 1, as others are not supported"),
+        ({"final_logit_softcapping": 30}, "final_logit_softcapping must be 0 or absent, as others are not supported"),
+        ({"selector_beams": 2}, "'dflash_config.selector_beams' is not a known field of a DFLASH draft"),
+        ({"conv_kernel_size": 3}, r"attention_conv.base_kernel' has shape \(2, 2, 48\), but config.json implies"),
+        ({"drop": "candidate_selector.successor_codebook"}, "selector.successor_codebook' is missing from the weights"),
+        ({"drop": "layers.1.mlp_conv.base_kernel"}, "'layers.1.mlp_conv.base_kernel' is missing from the weights"),
+    ],
+)
+def test_refusals(llama_folder, folder, changes, sentence):
+    target = load_target(llama_folder(), "cpu", torch.float32)
+    with pytest.raises(ConfigError, match=sentence):
+        load_dflash(folder(**changes), target)
