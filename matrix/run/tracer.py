@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -24,38 +23,8 @@ from specmatrix.reports.wording import spans
 MAX_EVENTS: Final = 3000
 # Maximum nodes over all drafts; later rounds show only their widths.
 MAX_NODES: Final = 20_000
-
-
-@dataclass(slots=True)
-class TracedRow:
-    """One request in one event, before requests and accounts have their names."""
-
-    rid: int
-    account: int
-    width: int
-    pages: str = ""
-    committed: int = 0
-    in_flight: tuple[int, ...] = ()
-    tokens: tuple[int, ...] = ()
-    start: int | None = None  # index of the first of `tokens` in the output
-    outcome: str = ""
-    tree: tuple[TreeNode, ...] = ()
-    note: str = ""
-
-
-@dataclass(slots=True)
-class TracedEvent:
-    """One event, see `StepEvent`."""
-
-    phase: Phase
-    step: int
-    prefill: bool
-    in_flight: int
-    rows: list[TracedRow]
-    free: int
-    cached: int
-    waiting: tuple[int, ...]
-    entries: list[Entry] = field(default_factory=list)
+# The fields of an event or of one of its rows, before requests and accounts have their names.
+Traced: TypeAlias = dict[str, Any]
 
 
 class Tracer:
@@ -73,7 +42,7 @@ class Tracer:
         self._entries: list[Entry] = []
         engine.llm.subscribe_journal(self._entries.append)
         self._taken = len(self._entries)
-        self._events: list[TracedEvent] = []
+        self._events: list[Traced] = []
         self._steps: dict[int, int] = {}  # id of a plan in flight to its step
         self._trees: list[tuple[TreeNode, ...]] = []  # of the launch that runs now, by row
         self._last: dict[int, Token] = {}  # request to the last token of its latest round
@@ -100,20 +69,21 @@ class Tracer:
         self._steps.pop(id(plan), None)
         if event is None:
             return
-        for row, tokens, (request, outcome, taken, finish) in zip(event.rows, result.tokens, deliveries, strict=False):
-            row.tokens, row.start = tuple(tokens[:taken]), len(request.output) - taken
-            row.outcome = outcome.value if finish is None else f"ended by {finish.reason}"
+        for row, tokens, (request, outcome, taken, finish) in zip(
+            event["rows"], result.tokens, deliveries, strict=False
+        ):
+            row["tokens"], row["start"] = tokens_of(tokens[:taken]), len(request.output) - taken
+            row["outcome"] = outcome.value if finish is None else f"ended by {finish.reason}"
             if plan.prefill and taken:
-                self._last.setdefault(row.rid, *tokens_of(tokens[taken - 1 : taken]))
+                self._last.setdefault(row["request"], row["tokens"][-1])
 
     def _traced_launch(self, plan: StepPlan) -> Any:  # noqa: ANN401 - as the executor's handle
         self._trees = []
         handle = self._launch(plan)
         event = self._note("launch", plan, len(self._loop.pending) + 1)
         if event is not None:
-            for row, tree in zip(event.rows, self._trees, strict=False):
-                row.tree = tree
-                row.note = self._unlike_last(row.rid, tree)
+            for row, tree in zip(event["rows"], self._trees, strict=False):
+                row |= {"tree": tree, "note": self._unlike_last(row["request"], tree)}
         return handle
 
     def _traced_verify(
@@ -134,22 +104,22 @@ class Tracer:
             return ""
         return f"the draft's root is {root.text!r} ({root.id}); the step before ended with {last.text!r} ({last.id})"
 
-    def _note(self, phase: Phase, plan: StepPlan, in_flight: int) -> TracedEvent | None:
+    def _note(self, phase: Phase, plan: StepPlan, in_flight: int) -> Traced | None:
         """Add an event with the pages as they are now; None once there are too many."""
         if len(self._events) >= MAX_EVENTS:
             self.cut = True
             return None
-        rows = []
+        rows: list[Traced] = []
         for each in plan.rows:
-            row, account = TracedRow(each.rid, each.account, each.width), self._ledger.accounts.get(each.account)
-            if account is not None:
-                row.pages, row.committed = spans(account.groups[0].pages), account.committed
-                row.in_flight = tuple(account.in_flight)
-            rows.append(row)
-        waiting = tuple(request.rid for request in self._loop.scheduler.waiting)
+            rows.append({"request": each.rid, "width": each.width})
+            if (account := self._ledger.accounts.get(each.account)) is not None:
+                rows[-1] |= {"pages": spans(account.groups[0].pages), "committed": account.committed}
+                rows[-1]["in_flight"] = tuple(account.in_flight)
         _, free, cached = self._ledger.counts
-        event = TracedEvent(phase, self._steps[id(plan)], plan.prefill, in_flight, rows, free, cached, waiting)
-        event.entries, self._taken = self._entries[self._taken :], len(self._entries)
+        event: Traced = {"event": phase, "step": self._steps[id(plan)], "prefill": plan.prefill, "in_flight": in_flight}
+        event |= {"rows": rows, "free": free, "cached": cached, "journal": self._entries[self._taken :]}
+        event["waiting"] = [request.rid for request in self._loop.scheduler.waiting]
+        self._taken = len(self._entries)
         self._events.append(event)
         return event
 
@@ -159,25 +129,12 @@ class Tracer:
         def name(rid: int) -> str:
             return names.get(rid, f"request {rid}") if rid else "ledger"
 
-        return tuple(
-            StepEvent(
-                event=each.phase,
-                step=each.step,
-                prefill=each.prefill,
-                in_flight=each.in_flight,
-                rows=tuple(_named(row, name(row.rid)) for row in each.rows),
-                free=each.free,
-                cached=each.cached,
-                waiting=tuple(map(name, each.waiting)),
-                journal=tuple(f"{name(entry[1])}: {entry_text(entry)}" for entry in each.entries),
-            )
-            for each in self._events
-        )
+        def named(each: Traced) -> StepEvent:
+            rows = tuple(StepRow(**row | {"request": name(row["request"])}) for row in each["rows"])
+            journal = tuple(f"{name(entry[1])}: {entry_text(entry)}" for entry in each["journal"])
+            return StepEvent(**each | {"rows": rows, "waiting": tuple(map(name, each["waiting"])), "journal": journal})
 
-
-def _named(row: TracedRow, name: str) -> StepRow:
-    same = {field.name: getattr(row, field.name) for field in fields(row) if field.name in StepRow.__struct_fields__}
-    return StepRow(**same | {"request": name, "tokens": tokens_of(row.tokens)})
+        return tuple(map(named, self._events))
 
 
 def _drawn(
