@@ -55,10 +55,7 @@ class RunOptions:
     ] = None
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="end at the first red cell")] = False
     rerun_failed: Annotated[
-        Path | None,
-        typer.Option(
-            help="run the cells of this report that are red or did not run",
-        ),
+        Path | None, typer.Option(help="run the cells of this report that are red or did not run")
     ] = None
     fault: PlantedFault = None
     explain: Annotated[

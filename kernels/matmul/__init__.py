@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from specmatrix.errors import KernelError
 from specmatrix.kernels import preconditions
 from specmatrix.kernels.backend import select_backend
 from specmatrix.kernels.matmul import eager
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def matmul(x: Tensor, weight: Tensor, out: Tensor | None = None, add: bool = False) -> Tensor:

@@ -84,10 +84,6 @@ class Progress:
             raise Stalled(self.steps, self.limit, idle, stuck, count, since)
 
 
-# Model name of a cell to checkpoint folder.
-checkpoint = resolve_path
-
-
 def _names(kind: type[Any]) -> set[str]:
     return {each.name for each in fields(kind)}
 
