@@ -58,6 +58,7 @@ def answered(**changes: object):
         ("memory", lambda _: {"memory": None}, "the subject claims memory, but reports none"),
         ("journal", lambda _: {"journal": None}, "the subject claims a journal, but has none"),
         ("journal", lambda run: {"journal": []}, "the subject claims a journal, but has none"),
+        ("order", lambda _: {"journal": None}, "the subject claims the order of rounds, but has no journal"),
         ("work", lambda _: {"work": None}, "the subject claims a log of its work, but has none"),
         ("trace", lambda _: {"trace": None}, "the subject claims a trace, but has none"),
         ("counters", lambda run: {"evidence": dict.fromkeys(run.evidence, 0)}, "the subject claims counters, but all"),
