@@ -25,15 +25,7 @@ from specmatrix.reports.render.console import StdoutConsole
 from specmatrix.reports.render.progress import counting
 from specmatrix.reports.render.run import write_run
 from specmatrix.reports.render.terminal import print_run
-from specmatrix.reports.schema import (
-    PAGE_FILE,
-    CellRecord,
-    CellResult,
-    CellState,
-    GateResult,
-    Header,
-    StartRecord,
-)
+from specmatrix.reports.schema import PAGE_FILE, CellRecord, CellResult, CellState, GateResult, Header, StartRecord
 from specmatrix.reports.stats import wilson
 from specmatrix.reports.store import ReportWriter
 

@@ -12,15 +12,7 @@ import yaml
 from specmatrix.matrix.cells.axes import describe
 from specmatrix.matrix.cells.cell import HYBRIDS, Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, LEFT_OUT, Constraint, explain, tables_hash
-from specmatrix.matrix.cover.generate import (
-    NEGATIVES,
-    STRENGTHS,
-    SWEEPS,
-    cover,
-    negative_constraints,
-    negatives,
-    sweep,
-)
+from specmatrix.matrix.cover.generate import NEGATIVES, STRENGTHS, SWEEPS, cover, negative_constraints, negatives, sweep
 from specmatrix.matrix.cover.lockfile import LOCK_FILE, STAGES, Lock, read, write
 from specmatrix.matrix.cover.verify import Combination, feasible, uncovered, uncovered_sweep
 

@@ -20,14 +20,7 @@ from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.pairing import first_difference
 from specmatrix.matrix.run.provenance import this_host
 from specmatrix.matrix.subjects.engine_process import EngineProcess, start_engine
-from specmatrix.matrix.subjects.protocol import (
-    Answer,
-    Capability,
-    EngineCommand,
-    RunningEngine,
-    Subject,
-    Unsupported,
-)
+from specmatrix.matrix.subjects.protocol import Answer, Capability, EngineCommand, RunningEngine, Subject, Unsupported
 from specmatrix.matrix.workloads.build import LIMITS, SAMPLING
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
 from specmatrix.matrix.workloads.questions import questions, tokenizer

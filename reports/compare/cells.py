@@ -8,14 +8,7 @@ from operator import attrgetter
 from typing import Final
 
 from specmatrix.reports.compare.acknowledge import Acknowledged
-from specmatrix.reports.compare.cell_state import (
-    MIN_EFFECT,
-    CellChange,
-    ChangeState,
-    Effect,
-    GateChange,
-    PathChange,
-)
+from specmatrix.reports.compare.cell_state import MIN_EFFECT, CellChange, ChangeState, Effect, GateChange, PathChange
 from specmatrix.reports.compare.evidence import allowed_loss, is_bounded, lost_evidence, shrunk
 from specmatrix.reports.compare.rewrites import PathChanges, new_rewrites, signature
 from specmatrix.reports.gate_numbers import GATES

@@ -27,15 +27,7 @@ from specmatrix.reports.compare.coverage import coverage_change
 from specmatrix.reports.compare.evidence import effects, mark_significant
 from specmatrix.reports.compare.rewrites import choice_changes, left_defaults, rewrite_changes
 from specmatrix.reports.groups import common_factors, shared
-from specmatrix.reports.schema import (
-    RED_STATES,
-    SCHEMA,
-    UNJUDGED_STATES,
-    CellResult,
-    Header,
-    Json,
-    ReportError,
-)
+from specmatrix.reports.schema import RED_STATES, SCHEMA, UNJUDGED_STATES, CellResult, Header, Json, ReportError
 from specmatrix.reports.store import Report, gc_paused
 from specmatrix.reports.summary import compare_counters, worse_counters
 from specmatrix.reports.wording import count, shorten, shorten_rewrite

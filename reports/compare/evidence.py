@@ -14,14 +14,7 @@ from specmatrix.reports.gate_numbers import AMOUNTS, NUMBERS
 from specmatrix.reports.lengths import length_interval, number, positive, positives
 from specmatrix.reports.schema import CellResult, GateResult
 from specmatrix.reports.speed import FIXED, RATIOS, SPEED, drift, obstacle, ratio_shift, ratios
-from specmatrix.reports.stats import (
-    NORMAL,
-    Z95,
-    benjamini_hochberg,
-    mcnemar,
-    paired_difference,
-    ratio_change,
-)
+from specmatrix.reports.stats import NORMAL, Z95, benjamini_hochberg, mcnemar, paired_difference, ratio_change
 from specmatrix.reports.wording import count
 
 # The gates that draw a sample, and its unit.

@@ -32,15 +32,7 @@ from specmatrix.reports.render.comparison import write_comparison
 from specmatrix.reports.schema import UNKNOWN, CellResult, Header
 from specmatrix.reports.store import ReportWriter, load
 from specmatrix.reports.wording import count
-from tools.incidents.incident import (
-    AskedStep,
-    CodeState,
-    ComparedStep,
-    ContractStep,
-    Incident,
-    PromotedDefault,
-    Step,
-)
+from tools.incidents.incident import AskedStep, CodeState, ComparedStep, ContractStep, Incident, PromotedDefault, Step
 from tools.incidents.verdict import differences, refusals, without
 
 # The cell whose configuration each `Asked` modifies.

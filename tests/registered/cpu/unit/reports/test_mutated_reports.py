@@ -23,15 +23,7 @@ from specmatrix.reports.frames import Runs
 from specmatrix.reports.render.comparison import comparison_markdown, comparison_page
 from specmatrix.reports.render.run import run_markdown, run_page, view
 from specmatrix.reports.render.terminal import print_comparison, print_run
-from specmatrix.reports.schema import (
-    CellResult,
-    CounterDemand,
-    GateResult,
-    Header,
-    ReportError,
-    Waiver,
-    WaiverRule,
-)
+from specmatrix.reports.schema import CellResult, CounterDemand, GateResult, Header, ReportError, Waiver, WaiverRule
 from specmatrix.reports.store import Report, ReportWriter, load
 from tests.support.mutated_json import with_other_value
 

@@ -6,16 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specmatrix.engine.device.sampling import (
-    COINS,
-    NOISE,
-    RESIDUAL,
-    SamplingRows,
-    drawn_drafts,
-    pick,
-    stream,
-    uniform,
-)
+from specmatrix.engine.device.sampling import COINS, NOISE, RESIDUAL, SamplingRows, drawn_drafts, pick, stream, uniform
 from specmatrix.engine.spec.drafter import DraftTree, chain
 from specmatrix.engine.spec.verify import verify
 from specmatrix.kernels.tree_layout import tree_layout
