@@ -34,6 +34,7 @@ DRAFTS: Final = {
     ("llama_json", "eagle3"): "llama-mini-json-eagle3",
     ("llama", "standalone.parallel"): "llama-mini-pard",
     ("llama", "eagle3.parallel"): "llama-mini-peagle",
+    ("llama", "dflash.dflash2"): "llama-mini-dflash2",
 }
 # The n-gram lookup mode per model, so that all modes are covered without another axis: most recent match first, most
 # frequent first, corpus first.

@@ -125,7 +125,7 @@ def _equal_widths(cell: Cell) -> bool:
 # What the constraints of constraints.yaml without a selector forbid.
 FORBIDS: Final[dict[str, Callable[[Cell], bool]]] = {
     "no-draft-trained": lambda cell: (
-        cell.draft is None and (cell.drafting == "parallel" or cell.algorithm in {algorithm for _, algorithm in DRAFTS})
+        cell.draft is None and (cell.drafting != "stepwise" or cell.algorithm in {algorithm for _, algorithm in DRAFTS})
     ),
     "equal-widths": _equal_widths,
     "chain-of-its-own-width": lambda cell: cell.adapts and (cell.topk, cell.draft_tokens) != ("auto", "auto"),

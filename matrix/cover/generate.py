@@ -142,7 +142,7 @@ def _background(values: dict[str, str]) -> Cell:
         own |= {"sampling": "mixed"} | ({"steps": "5"} if "topk" in values else {})
     if values.get("mixed_chunk", "off") == "on":
         own |= {"prefill_chunk": "7", "spec_version": "v1", "batch": "mixed_lengths", "sampling": "mixed"}
-    if values.get("drafting", "stepwise") != "stepwise":
+    if values.get("drafting", "stepwise") == "parallel":
         own |= {"steps": "3"}
     if values.get("constrained_drafts", "off") == "on":
         own |= {"batch": "mixed_lengths", "grammar": "json"}

@@ -26,6 +26,7 @@ LATE: Final = frozenset(
         ("constrained_drafts", "on"),
         ("mixed_chunk", "on"),
         ("drafting", "parallel"),
+        ("drafting", "dflash2"),
     }
 )
 # A value of few others of every axis: its cells are found by themselves, as fast as those without it.

@@ -62,7 +62,7 @@ def feasible(strength: int, rules: tuple[Constraint, ...] = CONSTRAINTS) -> froz
         return frozenset((value,) for pair in feasible(2, rules) for value in pair)
     pivots = PIVOTS if rules == CONSTRAINTS else SUBJECT_PIVOTS
     groups = components(rules, pivots)
-    every = product(*(AXES[NAMES.index(name)].names for name in pivots))
+    every = [tuple(row.values()) for row in allowed(pivots, (), rules, ())]
     return frozenset().union(*(_feasible(strength, pivots, chosen, rules, groups) for chosen in every))
 
 

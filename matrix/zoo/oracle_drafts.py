@@ -104,7 +104,7 @@ class RotatedDraft(OracleDraft):
 
 
 class BlockDraft(OracleDraft):
-    """A block of `width` positions from t_L; its logits at a depth do not depend on the path."""
+    """A block of `width` positions from t_L; its logits at a depth depend on the last token of the path at most."""
 
     def __init__(self, net: DflashNet, width: int, tokens: list[int], captured: Tensor) -> None:
         self.net, self.width = net, width
@@ -115,8 +115,9 @@ class BlockDraft(OracleDraft):
         self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
     ) -> tuple[Tensor, Tensor]:
         del states
-        logits = self.net(self.tokens, self.captured, torch.tensor([[known]]), self.width)[0, 0, len(paths[0])]
-        return torch.zeros(len(paths), 0), logits.expand(len(paths), -1)
+        hidden = self.net.rows(self.tokens, self.captured, torch.tensor([[known]]), self.width)[0, 0, len(paths[0])]
+        previous = torch.tensor([path[-1] if path else int(self.tokens[0, known]) for path in paths])
+        return torch.zeros(len(paths), 0), self.net.corrected(hidden.expand(len(paths), -1), previous)
 
 
 # Per target: algorithm to draft checkpoint; MTP layers are part of the target's. `nextn` is the default resolution (a
@@ -137,7 +138,7 @@ def is_layered(algorithm: str, shape: Shape) -> bool:
 
 def key_of(algorithm: str, shape: Shape) -> tuple[str, int]:
     """Shapes with equal keys share a draft; each block length and the chain of MTP layers are separate drafts."""
-    if algorithm == "dflash":
+    if algorithm.partition(".")[0] == "dflash":
         return algorithm, shape[2]
     return algorithm, int(is_layered(algorithm, shape))
 

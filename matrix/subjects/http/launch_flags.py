@@ -41,7 +41,7 @@ UNREPORTED: Final = {
     "verify": "a server does not report how many drafts each of its rounds verified",
     "mixed_chunk": MIXED,
     "constrained_drafts": "a server does not report whether its drafts follow grammars",
-    "drafting": "a server does not report how many forwards its drafts take",
+    "drafting": "a server does not report how its drafts are computed",
 }
 # Constraints that rule out a start, whatever its requests.
 START_RULES: Final = tuple(

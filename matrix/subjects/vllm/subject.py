@@ -48,7 +48,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "verify": "vLLM cuts drafts at the context's end only",
     "constrained_drafts": "vLLM masks no draft's logits",
     "mixed_chunk": "vLLM reads prompts beside running requests in every step",
-    "drafting": "this subject does not ask vLLM for parallel drafting",
+    "drafting": "this subject does not ask vLLM for parallel drafting or DFLASH2",
     "session": "vLLM has no sessions",
     "numerics": "the kernels of this subject's precisions are vLLM's own, which `numerics` does not name",
 }

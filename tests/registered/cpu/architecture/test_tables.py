@@ -18,6 +18,7 @@ LIMITED = {
     "adaptive steps": lambda traits: traits.adaptive,
     "shortened rows": lambda traits: traits.drafts,
     "parallel drafting": lambda traits: traits.parallel,
+    "convolved blocks": lambda traits: "DFlash2DraftModel" in traits.draft_architectures,
     "confident rows": lambda traits: traits.confident,
     "mixed steps": lambda traits: not traits.reads_host,
     "rejection sampling": lambda traits: traits.drafts and traits.rounds == "own",

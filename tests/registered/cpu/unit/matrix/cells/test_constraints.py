@@ -89,6 +89,11 @@ DRAWN = (
         )
     ),
 )
+# The same for DFLASH2's cells.
+BLOCKS = tuple(
+    {"algorithm": "dflash", "batch": "pair"} | beside
+    for beside in ({}, {"finish": "length"}, {"batch": "mixed_lengths", "sampling": "mixed"})
+)
 
 
 def named(name: str) -> constraints.Constraint:
@@ -101,7 +106,7 @@ def test_every_constraint_forbids_a_cell_alone(constraint):
     alone = [
         Cell(**(beside | row))
         for row in rows
-        for beside in ({}, STATED, MASKED, DASHED, *MIXES, *CHECKED, *SEVERAL, *WINDOWS, *DRAWN)
+        for beside in ({}, STATED, MASKED, DASHED, *MIXES, *CHECKED, *SEVERAL, *WINDOWS, *DRAWN, *BLOCKS)
         if {row.get("tp", "1"), row.get("acceptance", "match"), row.get("verify", "whole")} - {"1", "match", "whole"}
         or not beside
         or constraint.name.startswith(("few-", "interval-", "constrained-", "mixed-", "parallel-"))
@@ -197,7 +202,8 @@ few-drawn-algorithm: ngram.reject.pair.mixed
 few-drawn-sampling: eagle3.reject.pair
 nothing-bundled: nextn
 nothing-bundled window-uncached: nextn.qwen3
-no-draft-trained: eagle.qwen3.nocache standalone.deepseek dflash.parallel.pair eagle3.qwen3.parallel.nocache.pair
+no-draft-trained: eagle.qwen3.nocache standalone.deepseek dflash.parallel.pair eagle3.dflash2.pair
+ eagle3.qwen3.parallel.nocache.pair
 parallel-chains: standalone.s3.k4.parallel.pair
 """
 

@@ -48,6 +48,7 @@ SAMPLE = {
     "eagle3.parallel": [(2, 1, 3), (7, 1, 8)],
     "standalone.parallel": [(2, 1, 3), (7, 1, 8)],
     "dflash": [(1, 1, 4), (1, 1, 6)],
+    "dflash.dflash2": [(1, 1, 4), (1, 1, 7)],
     "nextn": [(2, 1, 3), (3, 1, 4), (2, 2, 4)],
     SINGLE: [(2, 1, 3)],
 }
@@ -102,14 +103,14 @@ def test_every_locked_cell_with_a_draft_of_the_zoo_is_covered():
     known, seen = {target: oracle.covered_shapes(target) for target in DRAFTS}, 0
     for cell in stage_cells(STAGES[-1]):
         shapes = known[cell.target]
-        if cell.algorithm not in shapes:
+        if cell.drafter not in shapes:
             continue
         try:
             resolved = resolve(cell.config(), zoo_facts(cell))
         except ConfigError:
             continue
         seen += 1
-        assert (resolved.num_steps, resolved.topk, resolved.num_draft_tokens) in shapes[cell.algorithm], cell.id
+        assert (resolved.num_steps, resolved.topk, resolved.num_draft_tokens) in shapes[cell.drafter], cell.id
     assert seen > 50
 
 
