@@ -26,8 +26,7 @@ from specmatrix.benchmarks.metric import Metric
 from specmatrix.benchmarks.shapes import SHAPES, LlamaShape, write_eagle3, write_target
 from specmatrix.benchmarks.steady import PAIRS, Bench, freed
 from specmatrix.errors import ConfigError
-from specmatrix.kernels.fused_linear import Fusion, NextNorm, fused_linear, tiles
-from specmatrix.kernels.fused_linear.eager import PART
+from specmatrix.kernels.fused_linear import PART, Fusion, NextNorm, fused_linear, tiles
 from specmatrix.kernels.fused_linear.tiles import MAX_TILES, MEMORY, LinearTile, Projection
 
 LAYERS: Final = 4

@@ -1,4 +1,4 @@
-"""Backend dispatch, done on every call: the Triton kernel on CUDA tensors, the torch implementation elsewhere."""
+"""Backend dispatch, done on every call: an operation runs as a Triton kernel on CUDA tensors, in torch elsewhere."""
 
 from __future__ import annotations
 
@@ -17,22 +17,17 @@ INTERPRETER = "TRITON_INTERPRET"
 _everywhere = False
 
 
-def select_backend(eager: ModuleType, tensor: Tensor) -> ModuleType:
-    """The module that implements an operation for `tensor`: `eager` (torch), or the triton module beside it."""
-    return triton_module(eager.__name__) if on_triton(tensor) else eager
-
-
 def on_triton(tensor: Tensor) -> bool:
     """Whether operations on `tensor` run as Triton kernels."""
     return tensor.is_cuda or _everywhere
 
 
 @lru_cache(maxsize=64)
-def triton_module(eager: str) -> ModuleType:
-    """The triton module beside this eager one. ConfigError without triton, which names the extra that brings it."""
+def triton_module(package: str) -> ModuleType:
+    """The Triton forms of a package's operations. ConfigError without triton, which names the extra that brings it."""
     # Imported lazily: triton may be missing on CPU hosts, and it reads TRITON_INTERPRET at its first import.
     try:
-        return import_module(eager.removesuffix("eager") + "triton")
+        return import_module(f"{package}.triton")
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from specmatrix.errors import KernelError
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.accept_path import eager
-from specmatrix.kernels.backend import select_backend
+from specmatrix.kernels.backend import on_triton, triton_module
 from specmatrix.kernels.tree_layout import tree_layout
 
 
@@ -30,4 +30,14 @@ def accept_path(
         raise KernelError(f"accept_path: depth must be between 0 and {tokens.shape[1] - 1}, got {depth}")
     if ancestors is None:
         _, ancestors = tree_layout(parents)
-    return select_backend(eager, tokens).accept_path(tokens, parents, emit, depth, ancestors)
+    if on_triton(tokens):
+        return triton_module(__name__).accept_path(tokens, parents, emit, depth, ancestors)
+    nodes = tokens.shape[1]
+    order = torch.arange(nodes, device=tokens.device)
+    miss = (tokens != emit.gather(1, parents.clamp(min=0))) & (order > 0)
+    accepted = ~(ancestors & miss[:, None]).any(2)
+    count = accepted.sum(1)
+    # A parent's number is smaller than its child's, so the path is the accepted nodes in ascending order.
+    path = torch.where(accepted, order, nodes).sort(1).values[:, : depth + 1]
+    order = order[: depth + 1]
+    return torch.where(order < count[:, None], path, order), count

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.argmax import eager
-from specmatrix.kernels.backend import select_backend
+from specmatrix.kernels.backend import on_triton, triton_module
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -16,4 +15,6 @@ def argmax(logits: Tensor) -> Tensor:
     """
     if logits.dim() != 3 or not logits.shape[2]:
         raise preconditions.shape_error("argmax", "logits", logits, ("B", "W", ">= 1"))
-    return select_backend(eager, logits).argmax(logits)
+    if on_triton(logits):
+        return triton_module(__name__).argmax(logits)
+    return logits.argmax(-1)

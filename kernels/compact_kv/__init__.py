@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import select_backend
-from specmatrix.kernels.compact_kv import eager
+from specmatrix.kernels.backend import on_triton, triton_module
 
 
 def compact_kv(data: Tensor, source: Tensor, target: Tensor) -> None:
@@ -17,4 +16,7 @@ def compact_kv(data: Tensor, source: Tensor, target: Tensor) -> None:
     """
     if source.shape != target.shape or source.dim() != 1:
         raise preconditions.shape_error("compact_kv", "source", source, tuple(target.shape))
-    select_backend(eager, data).compact_kv(data, source, target)
+    if on_triton(data):
+        triton_module(__name__).compact_kv(data, source, target)
+    else:
+        data.index_copy_(1, target, data.index_select(1, source))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import select_backend
-from specmatrix.kernels.expand_topk import eager
+from specmatrix.kernels.backend import on_triton, triton_module
 
 
 def expand_topk(scores: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -21,4 +20,9 @@ def expand_topk(scores: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         raise preconditions.shape_error("expand_topk", "probs", probs, ("B", "K >= 1", "k"))
     if scores.shape != probs.shape[:2]:
         raise preconditions.shape_error("expand_topk", "scores", scores, tuple(probs.shape[:2]))
-    return select_backend(eager, scores).expand_topk(scores, probs)
+    if on_triton(scores):
+        return triton_module(__name__).expand_topk(scores, probs)
+    topk = probs.shape[2]
+    grown = (scores[:, :, None] * probs).flatten(1)
+    best, chosen = grown.sort(dim=1, descending=True, stable=True)
+    return grown, best[:, :topk], chosen[:, :topk]

@@ -9,7 +9,7 @@ import torch
 from torch import Generator
 
 from specmatrix.kernels.case import Arguments, Case
-from specmatrix.kernels.fused_linear.eager import PART
+from specmatrix.kernels.fused_linear import PART
 
 
 def _case(

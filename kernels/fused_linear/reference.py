@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specmatrix.kernels.fused_linear.eager import PART
+from specmatrix.kernels.fused_linear import PART
 from specmatrix.kernels.matmul.reference import wide_product
 from specmatrix.kernels.rotary.reference import rotary
 from specmatrix.kernels.silu_mul.reference import silu_mul

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from specmatrix.kernels import preconditions
 from specmatrix.kernels.dot import dot, wide
-from specmatrix.kernels.fused_linear import tiles
-from specmatrix.kernels.fused_linear.eager import PART, Fusion
+from specmatrix.kernels.fused_linear import PART, Fusion, tiles
 from specmatrix.kernels.fused_linear.tiles import MAX_TILES, LinearTile
 from specmatrix.kernels.pdl import launch, signal, supports_pdl, wait
 

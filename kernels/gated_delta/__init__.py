@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import select_backend
-from specmatrix.kernels.gated_delta import eager
+from specmatrix.kernels.backend import on_triton, triton_module
 
 
 def gated_delta(
@@ -48,5 +48,78 @@ def gated_delta(
     for name, (tensor, shape) in wanted.items():
         if tensor.shape != shape:
             raise preconditions.shape_error("gated_delta", name, tensor, shape)
-    backend = select_backend(eager, u)
-    return backend.gated_delta(u, b, a, conv, a_log, dt_bias, windows, states, read, write, parents)
+    if on_triton(u):
+        return triton_module(__name__).gated_delta(u, b, a, conv, a_log, dt_bias, windows, states, read, write, parents)
+    # Every sum has an order of its own that does not depend on the number of requests or tokens, and no function has
+    # another routine for the last few numbers of a chunk (as torch.sigmoid has on a CPU).
+    mixed, beta, decay = prepare(u, b, a, conv, a_log, dt_bias, windows, read, write, parents)
+    q, k, v = mixed.split((key_width // 2, key_width // 2, heads * value_dim), 2)
+    q, k = (_unit(part, heads, key_dim) for part in (q, k))
+    q, v = q * key_dim**-0.5, v.unflatten(2, (heads, value_dim))
+    state = states.index_select(0, read)
+    source = None if parents is None else write.gather(1, parents.clamp(min=0))
+    made = torch.empty_like(v, memory_format=torch.contiguous_format)
+    for n in range(tokens):
+        if source is not None and n:
+            state = states.index_select(0, source[:, n])
+        key = k[:, n, :, :, None]
+        state = state * decay[:, n, :, None, None]
+        change = (v[:, n] - (state * key).sum(2)) * beta[:, n, :, None]
+        state = state + key * change[:, :, None]
+        made[:, n] = (state * q[:, n, :, :, None]).sum(2)
+        _put(states, write[:, n], state)
+    return made
+
+
+def prepare(
+    u: Tensor,
+    b: Tensor,
+    a: Tensor,
+    conv: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    windows: Tensor,
+    read: Tensor,
+    write: Tensor,
+    parents: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The inputs of the delta rule, and the new windows: c [B, N, C], beta and decay [B, N, Hv], all float32."""
+    taps = _taps(torch.cat((windows.index_select(0, read), u), 1), conv.shape[1], parents)
+    mixed = taps[0].float() * conv[:, 0].float()
+    for tap, part in enumerate(taps[1:], 1):
+        mixed = mixed + part.float() * conv[:, tap].float()
+    if conv.shape[1] > 1:
+        _put(windows, write.flatten(), torch.stack(taps[1:], 2).flatten(0, 1))
+    mixed = mixed / (1 + (-mixed).exp())
+    beta = 1 / (1 + (-b.float()).exp())
+    rate = a.float() + dt_bias
+    rate = torch.where(rate > 20, rate, rate.exp().log1p())
+    return mixed, beta, (-a_log.exp() * rate).exp()
+
+
+def _taps(line: Tensor, taps: int, parents: Tensor | None) -> list[Tensor]:
+    """The convolution's inputs [B, N, C] of each token, oldest first. line [B, K - 1 + N, C]: window, then tokens."""
+    before = taps - 1
+    tokens = line.shape[1] - before
+    if parents is None:
+        return [line[:, tap : tap + tokens] for tap in range(taps)]
+    order = torch.arange(line.shape[1], device=line.device)
+    earlier = (order[:before] - 1).clamp(min=0).expand(len(line), -1)
+    above = torch.cat((earlier, parents + before), 1)  # the root's parent is the window's last row
+    found = [order[before:].expand(len(line), -1)]
+    for _ in range(before):
+        found.append(above.gather(1, found[-1]))
+    return [line.gather(1, at[:, :, None].expand(-1, -1, line.shape[2])) for at in reversed(found)]
+
+
+def _unit(part: Tensor, heads: int, width: int) -> Tensor:
+    """part [B, N, Hk * width] as vectors of unit length, each repeated for its value heads: [B, N, heads, width]."""
+    vectors = part.unflatten(2, (-1, width))
+    vectors = vectors * (vectors.square().sum(3, keepdim=True) + 1e-6).rsqrt()
+    return vectors.repeat_interleave(heads // vectors.shape[2], 2)
+
+
+def _put(pool: Tensor, slots: Tensor, rows: Tensor) -> None:
+    """pool[slots] = rows, except slot 0, which keeps its content."""
+    padding = (slots == 0).view(-1, *[1] * (rows.dim() - 1))
+    pool.index_copy_(0, slots, torch.where(padding, pool[:1], rows))

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.gated_delta import eager
+from specmatrix.kernels.gated_delta import prepare
 
 VALUES = 32  # a program's share of a head's values
 
@@ -62,7 +62,7 @@ def gated_delta(
     parents: Tensor | None,
 ) -> Tensor:
     preconditions.contiguous("gated_delta", states=states, read=read, write=write)
-    mixed, beta, decay = eager.prepare(u, b, a, conv, a_log, dt_bias, windows, read, write, parents)
+    mixed, beta, decay = prepare(u, b, a, conv, a_log, dt_bias, windows, read, write, parents)
     heads, key_dim, value_dim = states.shape[1:]
     batch, tokens, channels = mixed.shape
     made = torch.empty(batch, tokens, heads, value_dim, device=u.device)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import select_backend
-from specmatrix.kernels.gather_rows import eager
+from specmatrix.kernels.backend import on_triton, triton_module
 
 __all__ = ["gather", "scatter"]
 
@@ -17,7 +16,9 @@ def gather(buffer: Tensor, rows: Tensor) -> Tensor:
     KernelError on other shapes.
     """
     _check("gather", buffer, rows)
-    return select_backend(eager, buffer).gather(buffer, rows)
+    if on_triton(buffer):
+        return triton_module(__name__).gather(buffer, rows)
+    return buffer.index_select(0, rows)
 
 
 def scatter(buffer: Tensor, rows: Tensor, values: Tensor) -> None:
@@ -28,7 +29,10 @@ def scatter(buffer: Tensor, rows: Tensor, values: Tensor) -> None:
     _check("scatter", buffer, rows)
     if values.shape != (*rows.shape, *buffer.shape[1:]):
         raise preconditions.shape_error("scatter", "values", values, (*rows.shape, *buffer.shape[1:]))
-    select_backend(eager, buffer).scatter(buffer, rows, values)
+    if on_triton(buffer):
+        triton_module(__name__).scatter(buffer, rows, values)
+    else:
+        buffer.index_copy_(0, rows, values)
 
 
 def _check(op: str, buffer: Tensor, rows: Tensor) -> None:

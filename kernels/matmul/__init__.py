@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from specmatrix.errors import KernelError
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import select_backend
-from specmatrix.kernels.matmul import eager
+from specmatrix.kernels.backend import on_triton, triton_module
 
 
 def matmul(x: Tensor, weight: Tensor, out: Tensor | None = None, add: bool = False) -> Tensor:
@@ -29,4 +29,8 @@ def matmul(x: Tensor, weight: Tensor, out: Tensor | None = None, add: bool = Fal
         raise preconditions.shape_error("matmul", "out", out, (*x.shape[:-1], weight.shape[-1]))
     if add and out is None:
         raise KernelError("matmul: add=True requires out")
-    return select_backend(eager, x).matmul(x, weight, out, add)
+    if on_triton(x):
+        return triton_module(__name__).matmul(x, weight, out, add)
+    if add and out is not None:
+        return out.addmm_(x, weight) if x.dim() == 2 else out.baddbmm_(x, weight)
+    return torch.mm(x, weight, out=out) if x.dim() == 2 else torch.bmm(x, weight, out=out)

@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 
 from specmatrix.kernels import preconditions
 from specmatrix.kernels.dot import dot, wide
-from specmatrix.kernels.paged_attention.eager import ALIGNED
+from specmatrix.kernels.paged_attention import ALIGNED
 from specmatrix.kernels.pdl import begin, launch
 
 SPLIT = 256
@@ -80,7 +80,7 @@ def plan_reads(
     sparse: bool,
     start: Tensor | None,
 ) -> SplitReads:
-    """As in eager.py; without `deterministic` a small step may use shorter splits."""
+    """As in __init__.py; without `deterministic` a small step may use shorter splits."""
     preconditions.dense("paged_attention", read_slots=read_slots, bias=bias)
     if start is not None:
         preconditions.contiguous("paged_attention", start=start)

@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from specmatrix.kernels.case import Arguments, Case
-from specmatrix.kernels.sample.eager import choose
+from specmatrix.kernels.sample import choose
 
 NEARLY_ONE = 1 - 2.0**-53
 

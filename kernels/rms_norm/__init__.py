@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import select_backend
-from specmatrix.kernels.rms_norm import eager
+from specmatrix.kernels.backend import on_triton, triton_module
 
 
 def rms_norm(
@@ -27,4 +27,9 @@ def rms_norm(
         raise preconditions.shape_error("rms_norm", "x", x, ("M", weight.numel()))
     if out is not None and out.shape != x.shape:
         raise preconditions.shape_error("rms_norm", "out", out, tuple(x.shape))
-    return select_backend(eager, x).rms_norm(x, weight, eps, out)
+    if on_triton(x):
+        return triton_module(__name__).rms_norm(x, weight, eps, out)
+    wide = x.float().unflatten(1, weight.shape)
+    normed = wide * torch.rsqrt(wide.square().mean(-1, True) + eps) * weight.float()
+    result = normed.flatten(1).to(x.dtype)
+    return result if out is None else out.copy_(result)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import select_backend
-from specmatrix.kernels.rotary import eager
+from specmatrix.kernels.backend import on_triton, triton_module
 
 
 def rotary(rows: Tensor, rotation: Tensor, heads: int) -> None:
@@ -20,4 +20,10 @@ def rotary(rows: Tensor, rotation: Tensor, heads: int) -> None:
         raise preconditions.shape_error("rotary", "rows", rows, ("M", f">= {heads * 2 * rotation.shape[-1]}"))
     if rotation.shape[0] != rows.shape[0]:
         raise preconditions.shape_error("rotary", "rotation", rotation, (rows.shape[0], "d / 2"))
-    select_backend(eager, rows).rotary(rows, rotation, heads)
+    if on_triton(rows):
+        triton_module(__name__).rotary(rows, rotation, heads)
+    else:
+        pairs = rotation.shape[1]
+        part = rows[:, : heads * 2 * pairs]
+        rotated = torch.view_as_complex(part.float().contiguous().view(-1, heads, pairs, 2)) * rotation[:, None]
+        part.copy_(torch.view_as_real(rotated).flatten(1))

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.sample.eager import FIRST, GOLDEN, SECOND
+from specmatrix.kernels.sample import FIRST, GOLDEN, SECOND
 
 BLOCK = 2048
 # Masses are float32 of at most 1.0 (the likeliest token's): ONE_BITS are the bits of 1.0, and this many bits cover all.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specmatrix.errors import KernelError
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import select_backend
-from specmatrix.kernels.select_tree import eager
+from specmatrix.kernels.backend import on_triton, triton_module
 
 
 def select_tree(scores: Tensor, parent_list: Tensor, nodes: int, topk: int) -> tuple[Tensor, Tensor]:
@@ -29,4 +30,11 @@ def select_tree(scores: Tensor, parent_list: Tensor, nodes: int, topk: int) -> t
         raise KernelError(
             f"select_tree: nodes must be between 2 and {pool + 1}, a root and {pool} candidates, got {nodes}"
         )
-    return select_backend(eager, scores).select_tree(scores, parent_list, nodes, topk)
+    if on_triton(scores):
+        return triton_module(__name__).select_tree(scores, parent_list, nodes, topk)
+    ranked = scores.argsort(dim=1, descending=True, stable=True)
+    ids = ranked[:, : nodes - 1].sort(1).values
+    above = parent_list.gather(1, ids // topk)
+    # With -1 prepended for the root, a parent's index among the selected ids is its node number.
+    numbered = torch.searchsorted(pad(ids, (1, 0), value=-1), above)
+    return ids, pad(numbered, (1, 0), value=-1)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn.functional import silu
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import select_backend
-from specmatrix.kernels.silu_mul import eager
+from specmatrix.kernels.backend import on_triton, triton_module
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -17,4 +17,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
         raise preconditions.shape_error("silu_mul", "gate_up", gate_up, ("M", "2 * inner"))
-    return select_backend(eager, gate_up).silu_mul(gate_up)
+    if on_triton(gate_up):
+        return triton_module(__name__).silu_mul(gate_up)
+    gate, up = gate_up.float().chunk(2, 1)
+    return silu(gate).mul_(up).to(gate_up.dtype)

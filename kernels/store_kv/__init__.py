@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import select_backend
-from specmatrix.kernels.store_kv import eager
+from specmatrix.kernels.backend import on_triton, triton_module
 
 
 def store_kv(rows: Tensor, slots: Tensor, kv: Tensor) -> None:
@@ -17,4 +16,7 @@ def store_kv(rows: Tensor, slots: Tensor, kv: Tensor) -> None:
     """
     if kv.shape != (slots.shape[0], rows.shape[1]):
         raise preconditions.shape_error("store_kv", "kv", kv, (slots.shape[0], rows.shape[1]))
-    select_backend(eager, rows).store_kv(rows, slots, kv)
+    if on_triton(rows):
+        triton_module(__name__).store_kv(rows, slots, kv)
+    else:
+        rows.index_copy_(0, slots, kv)

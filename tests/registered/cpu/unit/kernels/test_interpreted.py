@@ -14,7 +14,7 @@ from specmatrix.kernels import backend, check, interpreter
 from specmatrix.kernels.backend import check_interpreter, interpreted
 from specmatrix.kernels.interpreter import ordered_dot
 from specmatrix.kernels.registry import KERNELS
-from specmatrix.kernels.tree_layout import eager
+from specmatrix.kernels.tree_layout import tree_layout
 
 check_interpreter()
 
@@ -72,8 +72,9 @@ def test_rows_keep_their_bits(kernel, case):
     check.invariant(kernel, case)
 
 
-def test_triton_is_chosen_while_interpreted():
-    assert backend.select_backend(eager, torch.zeros(1)).__name__ == "specmatrix.kernels.tree_layout.triton"
+def test_triton_is_chosen_while_interpreted(monkeypatch):
+    monkeypatch.setattr(backend.triton_module(tree_layout.__module__), "tree_layout", lambda parents: "by triton")
+    assert tree_layout(torch.zeros(1, 1, dtype=torch.int64)) == "by triton"
 
 
 def test_the_interpreter_needs_its_flag(monkeypatch):

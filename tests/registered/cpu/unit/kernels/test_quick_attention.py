@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specmatrix.kernels.paged_attention import eager
+from specmatrix.kernels.paged_attention import paged_attention, plan_reads
 
 
 def test_deterministic_sums_are_exact_in_float64_whatever_their_order():
@@ -16,10 +16,8 @@ def test_deterministic_sums_are_exact_in_float64_whatever_their_order():
     bias = torch.zeros(batch, 1, 1, length, dtype=torch.float64)
 
     def attended(order: torch.Tensor) -> torch.Tensor:
-        reads = eager.plan_reads(
-            order.expand(batch, -1), bias, heads, kv_heads, head_dim, True, None, None, False, None
-        )
-        return eager.paged_attention(q, cache, reads)
+        reads = plan_reads(order.expand(batch, -1), bias, heads, kv_heads, head_dim)
+        return paged_attention(q, cache, reads)
 
     first = attended(torch.arange(length))
     assert first.dtype is torch.float64

@@ -6,9 +6,8 @@ import pytest
 
 from specmatrix.kernels import check
 from specmatrix.kernels.backend import check_interpreter, interpreted
-from specmatrix.kernels.fused_linear import tiles
+from specmatrix.kernels.fused_linear import PART, tiles
 from specmatrix.kernels.fused_linear import triton as fused_linear_triton
-from specmatrix.kernels.fused_linear.eager import PART
 from specmatrix.kernels.registry import KERNELS
 
 check_interpreter()
