@@ -207,22 +207,23 @@ class AcceptanceGate:
         numbers["series"] = [round(one, 4) for _, one, _ in series]
         ages = [(before, one) for before, one, (least, most) in series[1:] if most < low or least > high]
         aged = f"; ratio {ages[0][1]:.3f} in requests behind {ages[0][0]:.0f} rounds of others" if ages else ""
+        left = [(pair, place) for pair in greedy if (place := pair.mismatch()) is not None]
+        first = f"first {left[0][0].request} in verify round {left[0][1] + 1}" if left else ""
+        exact = self.exact and run.resolved["dtype"] == "float32"
         if low <= ends[0] and ends[1] <= high and not aged:
-            exact = self.exact and run.resolved["dtype"] == "float32"
-            text = self._mismatches(greedy, numbers) if exact else ""
-            blame = next(pair.blame() for pair in greedy if pair.mismatch() is not None) if text else None
-            if not text:
+            # Losses too small for the ratio, such as one prefix hit with another prompt's draft KV (sglang#10846).
+            numbers |= {"left": len(left), "retracted": sum(pair.moves > 0 for pair in greedy)} if exact else {}
+            if not exact or len(left) <= self.thresholds["left"]:
                 return Outcome(self.name, State.PASS, numbers, interval)
-            return Outcome(self.name, State.FAIL, numbers, interval, text, blame)
-        whole = "" if interval is None else f", 95 % interval {ends[0]:.3f} to {ends[1]:.3f}"
-        text = (
-            f"acceptance length {numbers['length']:.3f}, the oracle has {numbers['reference']:.3f}: "
-            f"ratio {ratio:.3f}{whole}, which must lie within {low:g} to {high:g}{aged}"
-        )
-        first = next((pair for pair in greedy if pair.mismatch() is not None), greedy[0])
-        if (place := first.mismatch()) is not None:
-            text = f"{text}; first {first.request} in verify round {place + 1}"
-        return Outcome(self.name, State.FAIL, numbers, interval, text, first.blame())
+            text = f"{len(left)} of {len(greedy)} requests differ from the oracle, {first}"
+        else:
+            whole = "" if interval is None else f", 95 % interval {ends[0]:.3f} to {ends[1]:.3f}"
+            text = (
+                f"acceptance length {numbers['length']:.3f}, the oracle has {numbers['reference']:.3f}: ratio "
+                f"{ratio:.3f}{whole}, which must lie within {low:g} to {high:g}{aged}{first and f'; {first}'}"
+            )
+        blamed = left[0][0] if left else greedy[0]
+        return Outcome(self.name, State.FAIL, numbers, interval, text, blamed.blame())
 
     def _by_naive_drafts(self, cell: Cell, run: Run, outcome: Outcome, alone: bool) -> Outcome:
         """Compare rounds outside the oracle's texts: some of each sampled or ruled request, and the last ones of greedy
@@ -297,17 +298,6 @@ class AcceptanceGate:
         if not rounds:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no request decoded a verify round")
         return Outcome(self.name, State.PASS, numbers)
-
-    def _mismatches(self, greedy: Sequence[RoundsPair], numbers: dict[str, Number]) -> str:
-        """Describes losses too small for the ratio, such as one prefix hit with another prompt's draft KV
-        (sglang#10846).
-        """
-        left = [(pair.request, place) for pair in greedy if (place := pair.mismatch()) is not None]
-        numbers |= {"left": len(left), "retracted": sum(pair.moves > 0 for pair in greedy)}
-        if len(left) <= self.thresholds["left"]:
-            return ""
-        name, place = left[0]
-        return f"{len(left)} of {len(greedy)} requests differ from the oracle, first {name} in verify round {place + 1}"
 
 
 def _in_oracle(cell: Cell) -> bool:

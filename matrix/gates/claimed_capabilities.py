@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Outcome, State
+from specmatrix.matrix.gates.gate import Gate, Outcome, State
 from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
@@ -20,16 +20,12 @@ SPARE: Final = 2
 
 
 @dataclass
-class ClaimedCapabilitiesGate:
+class ClaimedCapabilitiesGate(Gate):
     """Every claimed capability is delivered, and in a cell with a drafter they prove that rounds with drafts ran."""
 
     name: str = "claimed_capabilities"
     needs: frozenset[Capability] = frozenset()
     thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("claimed_capabilities"))
-
-    def applies(self, cell: Cell) -> bool:
-        """Every cell."""
-        return True
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED without requests."""
@@ -50,18 +46,15 @@ def _run_faults(cell: Cell, run: Run) -> Iterator[str]:
     unread = [flag for flag in run.flags if flag not in run.readback]
     if Capability.READBACK in claims and unread:
         yield f"the subject claims readback, but does not report {unread[0]}"
-    if Capability.MEMORY in claims and run.memory is None:
-        yield "the subject claims memory, but reports none"
-    if Capability.JOURNAL in claims and not run.journal:
-        yield "the subject claims a journal, but has none"
-    if Capability.ORDER in claims and _drafts(cell) and run.journal is None:
-        yield "the subject claims the order of rounds, but has no journal"
-    if Capability.WORK in claims and run.work is None:
-        yield "the subject claims a log of its work, but has none"
-    if Capability.TRACE in claims and cell.adapts and run.trace is None:
-        yield "the subject claims a trace, but has none"
-    if Capability.COUNTERS in claims and not any(run.evidence.values()):
-        yield "the subject claims counters, but all are zero"
+    lacks = (
+        (Capability.MEMORY, run.memory is None, "memory, but reports none"),
+        (Capability.JOURNAL, not run.journal, "a journal, but has none"),
+        (Capability.ORDER, _drafts(cell) and run.journal is None, "the order of rounds, but has no journal"),
+        (Capability.WORK, run.work is None, "a log of its work, but has none"),
+        (Capability.TRACE, cell.adapts and run.trace is None, "a trace, but has none"),
+        (Capability.COUNTERS, not any(run.evidence.values()), "counters, but all are zero"),
+    )
+    yield from (f"the subject claims {what}" for claim, lacking, what in lacks if claim in claims and lacking)
     drafted, accepted = run.evidence.get("spec.drafted", 0), run.evidence.get("spec.accepted", 0)
     if Capability.TOTALS in claims and _drafts(cell) and any(len(a.output_ids or a.text) > 1 for a in run.answers):
         if not drafted and (not cell.shares_rounds or _repeats(run)):

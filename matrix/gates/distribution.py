@@ -157,16 +157,19 @@ class DistributionGate:
         return Outcome(self.name, State.FAIL if fault else State.PASS, numbers, message=fault)
 
 
-def place(request: RequestSpec, context: Context, token: int, edge: float) -> tuple[float, float]:
-    """The mass of all more probable tokens, and the token's own, renormalised after top-k, then top-p.
+def place(request: RequestSpec, context: Context, token: int, edge: float, by_id: bool = False) -> tuple[float, float]:
+    """The mass of all tokens before one, by probability or by id, and its own, renormalised after top-k, then top-p.
 
     (1, 0) for a token outside that set. A token within `edge` of the top-p boundary counts as inside.
     """
+    import numpy as np
+
     index = next((rank for rank, (other, _) in enumerate(context) if other == token), len(context))
     kept = _kept(request, context, index, edge)
     if index >= len(kept):
         return 1.0, 0.0
-    return float(kept[:index].sum()), float(kept[index])
+    before = kept[np.array([other for other, _ in context[: len(kept)]]) < token] if by_id else kept[:index]
+    return float(before.sum()), float(kept[index])
 
 
 def _counts(law: Mapping[tuple[int, ...], float], outputs: Sequence[tuple[int, ...]]) -> list[int]:
@@ -183,23 +186,12 @@ def serial_steps(draws: Sequence[Draw], edge: float) -> Floats:
     """
     import numpy as np
 
-    below, at = zip(*(_place_by_id(*draw, edge) for draw in draws), strict=True)
+    below, at = zip(*(place(*draw, edge, by_id=True) for draw in draws), strict=True)
     noise = np.random.default_rng(len(draws) + 1).random(len(draws))
     places = randomised_pit(below, at, list(noise))
     follows = np.array([one[0].name == other[0].name for one, other in pairwise(draws)])
     steps: Floats = np.diff(places)[follows] % 1.0
     return steps
-
-
-def _place_by_id(request: RequestSpec, context: Context, token: int, edge: float) -> tuple[float, float]:
-    import numpy as np
-
-    index = next((rank for rank, (other, _) in enumerate(context) if other == token), len(context))
-    kept = _kept(request, context, index, edge)
-    if index >= len(kept):
-        return 1.0, 0.0
-    ids = np.array([other for other, _ in context[: len(kept)]])
-    return float(kept[ids < token].sum()), float(kept[index])
 
 
 def _kept(request: RequestSpec, context: Context, index: int, edge: float) -> Floats:

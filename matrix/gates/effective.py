@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.evidence import EVIDENCE, GPU_EVIDENCE, Evidence
-from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.gate import Gate, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
@@ -23,17 +22,13 @@ REQUIRED: Final = (
 
 
 @dataclass
-class EffectiveGate:
+class EffectiveGate(Gate):
     """The running values equal the resolved ones, the drafter kept its protocol, all evidence that applies holds."""
 
     name: str = "effective"
     needs: frozenset[Capability] = frozenset({Capability.READBACK, Capability.COUNTERS, Capability.RESOLUTION})
     thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("effective"))
     evidence: tuple[Evidence, ...] = (*EVIDENCE, *GPU_EVIDENCE)
-
-    def applies(self, cell: Cell) -> bool:
-        """Every cell has a configuration."""
-        return True
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED if a required value is not reported, or if all counters are zero."""

@@ -10,7 +10,7 @@ from math import isclose, nan
 from typing import Any, get_args
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
+from specmatrix.matrix.gates.gate import Blame, Gate, Number, Outcome, State
 from specmatrix.matrix.gates.pairing import phase_of
 from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
@@ -21,16 +21,12 @@ from specmatrix.matrix.zoo.registry import eos_ids
 
 
 @dataclass
-class FinishGate:
+class FinishGate(Gate):
     """Recomputes each ending from the token ids, and checks the identities between the reported metrics."""
 
     name: str = "finish"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS})
     thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("finish"))
-
-    def applies(self, cell: Cell) -> bool:
-        """Every request ends."""
-        return True
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED if a request has no answer."""

@@ -78,8 +78,8 @@ class Gate(Protocol):
     thresholds: Mapping[str, float]
 
     def applies(self, cell: Cell) -> bool:
-        """Whether the gate checks this cell."""
-        ...
+        """Whether the gate checks this cell; by default every cell."""
+        return True
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """Compare the cell's run with the same requests decoded without a drafter."""

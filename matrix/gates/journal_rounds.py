@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from specmatrix.matrix.subjects.protocol import Journal
@@ -20,18 +21,11 @@ class JournalRound(NamedTuple):
 def journal_rounds(journal: Journal) -> Iterator[list[JournalRound]]:
     """Groups consecutive launch entries: a whole verify round, or one request of a prefill step."""
     reserved: dict[int, int] = {}
-    group: list[JournalRound] = []
-    for operation, account, positions, _ in journal:
-        if operation == "launch":
-            group.append(JournalRound(account, reserved[account], positions))
-            continue
-        if group:
-            yield group
-            group = []
-        if operation == "reserve":
-            reserved[account] = positions
-    if group:
-        yield group
+    for launches, entries in groupby(journal, lambda entry: entry[0] == "launch"):
+        if launches:
+            yield [JournalRound(account, reserved[account], positions) for _, account, positions, _ in entries]
+        else:
+            reserved |= {account: positions for verb, account, positions, _ in entries if verb == "reserve"}
 
 
 def first_journal_mismatch(journal: Journal, rounds: Sequence[tuple[int, int]], widest: int) -> str:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.gate import Gate, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
@@ -22,7 +21,7 @@ COUNTED: Final = frozenset(
 
 
 @dataclass
-class LeaksGate:
+class LeaksGate(Gate):
     """Every count of `alive` in the readback is zero, and none of COUNTED is missing.
 
     The engine counts, except for request objects, which are counted by weak references.
@@ -31,10 +30,6 @@ class LeaksGate:
     name: str = "leaks"
     needs: frozenset[Capability] = frozenset({Capability.READBACK, Capability.WORK})
     thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("leaks"))
-
-    def applies(self, cell: Cell) -> bool:
-        """Every cell is at rest at its end."""
-        return True
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED without a count."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.errors import LedgerError
-from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
+from specmatrix.matrix.gates.gate import Blame, Gate, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.ledger import AuditError, Move, audit
 from specmatrix.matrix.subjects.protocol import Capability, Memory, Run
@@ -17,7 +16,7 @@ from specmatrix.reports.schema import REFERENCE
 
 
 @dataclass
-class LedgerGate:
+class LedgerGate(Gate):
     """Audits the journal against the ledger's laws, counts pages once the engine is idle, compares `cached_tokens` with
     the first admission, checks the stamps of the KV slots, and that nothing writes to a cached page. Which pages are
     reused follows from their texts, as `schedule` predicts.
@@ -28,10 +27,6 @@ class LedgerGate:
     name: str = "ledger"
     needs: frozenset[Capability] = frozenset({Capability.JOURNAL, Capability.MEMORY, Capability.COUNTERS})
     thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("ledger"))
-
-    def applies(self, cell: Cell) -> bool:
-        """Every cell uses KV memory."""
-        return True
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED without a journal or without checked stamps."""

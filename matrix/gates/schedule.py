@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.evidence import widest
-from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
+from specmatrix.matrix.gates.gate import Blame, Gate, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.forwards import DraftShape, SparePositions, needless_forwards
 from specmatrix.matrix.oracles.ledger import groups_of
@@ -20,7 +20,7 @@ from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 
 @dataclass
-class ScheduleGate:
+class ScheduleGate(Gate):
     """Predicts every step with a second scheduler, and compares what was admitted, reused, evicted, retracted, computed
     and read with the journal and with the forwards that ran.
 
@@ -30,10 +30,6 @@ class ScheduleGate:
     name: str = "schedule"
     needs: frozenset[Capability] = frozenset({Capability.JOURNAL, Capability.WORK})
     thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("schedule"))
-
-    def applies(self, cell: Cell) -> bool:
-        """Every cell has work to schedule."""
-        return True
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED without a journal, without a log of the work, or if no forward was seen."""
