@@ -14,7 +14,7 @@ import typer
 from specmatrix.errors import ConfigError, shown, text_of
 from specmatrix.files import read_text
 from specmatrix.matrix.cover.selection import base_name
-from specmatrix.matrix.run.executed_lines import changed_lines, ranges, suspects
+from specmatrix.matrix.run.executed_lines import changed_lines, suspects
 from specmatrix.options import Acknowledge
 from specmatrix.plain_text import as_given
 from specmatrix.reports.atomic import check_place, held, write_text
@@ -33,7 +33,7 @@ from specmatrix.reports.render.run import view
 from specmatrix.reports.schema import REFERENCE, ReportError
 from specmatrix.reports.store import Report, load
 from specmatrix.reports.summary import CPU_TIER
-from specmatrix.reports.wording import count
+from specmatrix.reports.wording import count, ranges
 
 COMMENT_FILE: Final = "comment.md"
 CHECK_FILE: Final = "check.json"
@@ -112,7 +112,7 @@ def lines_of(reviews: Sequence[Review], diff: Path) -> list[Annotation]:
             title = "only failing cells execute this"
             others = count(len(green), "passing cell")
             text = f"executed by {', '.join(names)}, and by none of {others} that were traced too"
-            found += [Annotation(title, text, path, first, last) for first, last in ranges(lines)]
+            found += [Annotation(title, text, path, first, last) for first, last in ranges(sorted(lines))]
     return found
 
 

@@ -26,7 +26,7 @@ from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cover.order import cheaper_stage, measured_seconds
 from specmatrix.matrix.cover.selection import chosen_cells
 from specmatrix.matrix.gates.registry import all_gates, applied_gates
-from specmatrix.matrix.run.executed_lines import Lines, own_change, ranges, suspects
+from specmatrix.matrix.run.executed_lines import Lines, own_change, suspects
 from specmatrix.matrix.run.explain import Explain
 from specmatrix.matrix.run.plugins import load_algorithm_plugin
 from specmatrix.matrix.run.provenance import run_header
@@ -55,7 +55,7 @@ from specmatrix.reports.schema import (
 )
 from specmatrix.reports.stats import MIN_VALUES
 from specmatrix.reports.store import PARTIAL_FILE, ReportWriter, load
-from specmatrix.reports.wording import count
+from specmatrix.reports.wording import count, ranges
 from specmatrix.stopping import Stopped
 
 MAX_STARTS: Final = 100
@@ -179,7 +179,7 @@ def suspect_lines(view: RunView, change: Lines, tier: str, seed: int) -> Iterato
     """Sentences on the changed lines that only failing cells execute, found by running a few cells again."""
     found, names, green = suspects(view.red, view.cells, change, tier, seed)
     for path, lines in found.items():
-        for first, last in ranges(lines):
+        for first, last in ranges(sorted(lines)):
             place = f"{path}:{first}" + (f"-{last}" if last > first else "")
             yield f"{place}: executed by {', '.join(names)}, by none of {count(len(green), 'passing cell')} beside it"
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import combinations
-from operator import and_
+from operator import and_, or_
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -32,7 +32,10 @@ def common_factors(failing: Sequence[Values], passing: Sequence[Values]) -> tupl
     everything, all_failing = (1 << len(failing) + len(passing)) - 1, (1 << len(failing)) - 1
     met: list[tuple[str, int]] = []  # conditions that all failing cells meet, with a bit mask of the cells that do
     named = {axis for cell in failing for axis in cell}
-    for axis, values in _holders([*failing, *passing]).items():
+    by_axis: dict[str, dict[str, int]] = {}  # axis to value to a bit mask of the cells that have it
+    for (axis, value), mask in holders([*failing, *passing]).items():
+        by_axis.setdefault(axis, {})[value] = mask
+    for axis, values in by_axis.items():
         if axis not in named:
             continue
         # Of conditions that the same cells meet, keep the first; a threshold is more specific than "not this value".
@@ -65,35 +68,21 @@ def shared(factors: Sequence[Conditions], failing: int, passing: int) -> str:
     return f"{text}, where none of {count(passing, 'passing cell')} is"
 
 
-def _holders(cells: Sequence[Values]) -> dict[str, dict[str, int]]:
-    """Axis to value to a bit mask of the cells that have it."""
-    found: dict[str, dict[str, int]] = {}
-    for (axis, value), mask in holders(cells).items():
-        found.setdefault(axis, {})[value] = mask
-    return found
-
-
 def _thresholds(axis: str, held: Mapping[str, int]) -> list[tuple[str, int]]:
     """`axis > v` and `axis < v` between neighbouring values, if all values are numbers."""
     if len(held) < 3 or not all(is_number(value) for value in held):
         return []
     ordered = sorted(held, key=float)
+    masks = [held[value] for value in ordered]
     # A threshold that leaves one value is clearer as an equality.
-    above = [(f"{axis} > {ordered[cut - 1]}", _union(held, ordered[cut:])) for cut in range(1, len(ordered) - 1)]
-    below = [(f"{axis} < {ordered[cut]}", _union(held, ordered[:cut])) for cut in range(2, len(ordered))]
+    above = [(f"{axis} > {ordered[cut - 1]}", reduce(or_, masks[cut:])) for cut in range(1, len(ordered) - 1)]
+    below = [(f"{axis} < {ordered[cut]}", reduce(or_, masks[:cut])) for cut in range(2, len(ordered))]
     return above + below
 
 
 def _equalities(axis: str, held: Mapping[str, int], everything: int) -> list[tuple[str, int]]:
     rows = [(f"{axis}={value}", mask) for value, mask in held.items()]
     return rows + [(f"{axis} != {value}", everything & ~mask) for value, mask in held.items()]
-
-
-def _union(held: Mapping[str, int], values: Sequence[str]) -> int:
-    mask = 0
-    for value in values:
-        mask |= held[value]
-    return mask
 
 
 def is_number(text: str) -> bool:

@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import median_low
 from typing import Final, Literal
 
+from msgspec import structs
+
 from specmatrix.reports.atomic import write_text
 from specmatrix.reports.effective import Value, effective, word
 from specmatrix.reports.gate_numbers import NUMBERS
@@ -300,9 +302,7 @@ class Cost:
             "core_seconds": round(self.core_seconds, 3),
             "gpu_seconds": round(self.gpu_seconds, 3),
             "engine_starts": self.engine_starts,
-            "cheaper": None
-            if self.cheaper is None
-            else {name: getattr(self.cheaper, name) for name in CheaperStage.__struct_fields__},
+            "cheaper": None if self.cheaper is None else structs.asdict(self.cheaper),
         }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from specmatrix.plain_text import visible
 from specmatrix.reports.schema import REFERENCE, CellResult, Header, Waiver
@@ -28,15 +28,20 @@ def shorten(text: str, most: int) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
+def ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Runs of neighbouring numbers, first and last, in the given order."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return found
+
+
 def spans(pages: Sequence[int]) -> str:
     """Page numbers in order, with runs of neighbours as `5-8`."""
-    runs: list[list[int]] = []
-    for page in pages:
-        if runs and page == runs[-1][-1] + 1:
-            runs[-1][1:] = [page]
-        else:
-            runs.append([page])
-    return ", ".join("-".join(map(str, run)) for run in runs) or "none"
+    return ", ".join("-".join(map(str, dict.fromkeys(run))) for run in ranges(pages)) or "none"
 
 
 def shorten_pair(one: str, other: str, most: int) -> tuple[str, str]:

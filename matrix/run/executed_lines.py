@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from operator import ne
@@ -118,12 +118,3 @@ def executed(cells: Iterable[str], files: Iterable[str], tier: str, seed: int) -
         threading.settrace(before[1])
         runner.shut_down()
     return found
-
-
-def ranges(lines: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Runs of neighbouring lines, first and last."""
-    rest = sorted(lines)
-    while rest:
-        size = next((n for n in range(1, len(rest)) if rest[n] != rest[0] + n), len(rest))
-        yield rest[0], rest[size - 1]
-        rest = rest[size:]

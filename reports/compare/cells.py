@@ -59,11 +59,13 @@ def new_cell(head: CellResult, context: Context, listed: bool = False) -> CellCh
 
 def compare_cell(base: CellResult, head: CellResult, effects: Sequence[Effect], context: Context) -> CellChange:
     """Compare a cell of both reports; `effects`: its changed numbers, already tested for significance."""
-    if "UNSUPPORTED" in (base.state, head.state):
-        return _support_change(base, head, context)
+    if base.state == head.state == "UNSUPPORTED":
+        return CellChange(head.id, ChangeState.SAME, "UNSUPPORTED in both", False, head.repro)
+    if base.state == "UNSUPPORTED":
+        return new_cell(head, context, listed=True)
     if head.state == "INFRA":
         return _infra(head, context)
-    if _other_axes(base, head):
+    if head.state == "UNSUPPORTED" or _other_axes(base, head):
         return lost_cell(base, head, context)
     gates = gate_changes(base, head)
     path = context.paths.of(base, head)
@@ -81,15 +83,6 @@ def compare_cell(base: CellResult, head: CellResult, effects: Sequence[Effect], 
         red = not excused
     bound = _bound_text(effects) if state in (ChangeState.SAME, ChangeState.UNKNOWN) else ""
     return CellChange(head.id, state, why, red, head.repro, tuple(effects), gates, path, bound, excused)
-
-
-def _support_change(base: CellResult, head: CellResult, context: Context) -> CellChange:
-    """A cell that at least one of the reports lists as UNSUPPORTED."""
-    if head.state != "UNSUPPORTED":
-        return new_cell(head, context, listed=True)
-    if base.state != "UNSUPPORTED":
-        return lost_cell(base, head, context)
-    return CellChange(head.id, ChangeState.SAME, "UNSUPPORTED in both", False, head.repro)
 
 
 def _other_axes(base: CellResult, head: CellResult) -> str:

@@ -62,8 +62,7 @@ def incomparable_gates(found: tuple[Mismatch, ...]) -> frozenset[str]:
 
 def threshold_changes(base: Header, head: Header) -> tuple[RuleChange, ...]:
     """Gate thresholds that were added, removed or changed."""
-    old, new = _thresholds(base), _thresholds(head)
-    return _changes(old, new)
+    return _changes(_thresholds(base), _thresholds(head))
 
 
 def waiver_changes(base: Header, head: Header) -> tuple[RuleChange, ...]:

@@ -32,12 +32,8 @@ from specmatrix.reports.store import Report, gc_paused
 from specmatrix.reports.summary import compare_counters, worse_counters
 from specmatrix.reports.wording import count, shorten, shorten_rewrite
 
-_RANK: Final = {
-    state: rank
-    for rank, state in enumerate(
-        (ChangeState.REGRESSED, ChangeState.INFRA, ChangeState.LOST, ChangeState.REWRITTEN, ChangeState.NOT_COMPARABLE)
-    )
-}
+# The most urgent first.
+_URGENT: Final = tuple(ChangeState(word) for word in ("REGRESSED", "INFRA", "LOST", "REWRITTEN", "NOT COMPARABLE"))
 _COMPARED: Final = tuple(ChangeState(word) for word in ("REGRESSED", "IMPROVED", "SAME", "UNKNOWN", "REWRITTEN"))
 # A hash of git, not all zeros, or the version of a release.
 _COMMIT: Final = re.compile(r"(?!0+$)[0-9a-f]{7,64}|v\d+\.[\w.+-]{1,40}", re.ASCII)
@@ -75,9 +71,8 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         **{cell.id: (None, cell) for cell in new},
     }
     rewrites = rewrite_changes(touched.values(), acknowledged, context.paths)
-    counts = dict.fromkeys(ChangeState, 0) | {ChangeState.SAME: len(same)}
-    for change in changes:
-        counts[change.state] += 1
+    counts = dict.fromkeys(ChangeState, 0) | Counter(change.state for change in changes)
+    counts[ChangeState.SAME] += len(same)
     reasons = (*_reasons(changes, rewrites), *worse_counters(base, head))
     reasons = (*(_other_cells(found) if reasons else ()), *reasons, *_unknown_commits(base.header, head.header))
     _check_compared(base, head, reasons)
@@ -158,15 +153,13 @@ def _is_news(change: CellChange) -> bool:
 
 
 def _urgency(change: CellChange) -> tuple[bool, int, str, str]:
-    return not change.red, _RANK.get(change.state, len(_RANK)), change.cause, change.id
+    rank = _URGENT.index(change.state) if change.state in _URGENT else len(_URGENT)
+    return not change.red, rank, change.cause, change.id
 
 
 def _reasons(changes: Iterable[CellChange], rewrites: Iterable[RewriteChange]) -> tuple[str, ...]:
     """Why the comparison is red, one sentence per state."""
-    red: dict[ChangeState, int] = {}
-    for change in changes:
-        if change.red:
-            red[change.state] = red.get(change.state, 0) + 1
+    red = Counter(change.state for change in changes if change.red)
     words = {
         ChangeState.REGRESSED: "regressed",
         ChangeState.INFRA: "not measured because the machine failed",
@@ -175,13 +168,11 @@ def _reasons(changes: Iterable[CellChange], rewrites: Iterable[RewriteChange]) -
         ChangeState.NEW: "new and red",
         ChangeState.NOT_COMPARABLE: "red in head and not comparable with base",
     }
-    reasons = [f"{count(red[state], 'cell')} {text}" for state, text in words.items() if state in red]
-    for rewrite in rewrites:
-        if rewrite.red:
-            reasons.append(
-                f"{shorten_rewrite(rewrite.signature)} in {count(len(rewrite.cells), 'cell')} is not acknowledged"
-            )
-    return tuple(reasons)
+    moved = ((shorten_rewrite(one.signature), count(len(one.cells), "cell")) for one in rewrites if one.red)
+    return (
+        *(f"{count(red[state], 'cell')} {text}" for state, text in words.items() if state in red),
+        *(f"{what} in {cells} is not acknowledged" for what, cells in moved),
+    )
 
 
 def _other_cells(found: tuple[Mismatch, ...]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from specmatrix.reports.compare.acknowledge import Acknowledged
 from specmatrix.reports.compare.cell_state import ChoiceChange, LeftDefault, PathChange, RewriteChange
@@ -138,34 +138,25 @@ def new_rewrites(base: CellResult | None, head: CellResult) -> tuple[RewriteReco
     return tuple(rewrite for rewrite in head.start.rewrites if signature(rewrite) not in known)
 
 
-class _RewriteGroup(NamedTuple):
-    """Cells with the same change, and for each whether the change is undeclared."""
-
-    reasons: Counter[str]
-    cells: list[str]
-    silent: list[bool]
-
-
 def rewrite_changes(pairs: CellPairs, acknowledged: Acknowledged, paths: PathChanges) -> tuple[RewriteChange, ...]:
     """Changes in rewrites over (base, head) cells, one of which may be missing, sorted by status and signature.
 
     A new rewrite or a moved value is red until acknowledged, unless all of its cells are new and declare it by
     `expect` = "rewritten".
     """
-    groups: dict[tuple[str, str], _RewriteGroup] = {}
+    groups: dict[tuple[str, str], list[tuple[str, str, bool]]] = defaultdict(list)  # reason, cell, undeclared
     for base, head in _with_results(pairs):
         for status, name, reason, silent in _cell_changes(base, head, paths):
-            group = groups.setdefault((status, name), _RewriteGroup(Counter(), [], []))
-            group.reasons[reason] += 1
-            group.cells.append((head or base).id)  # type: ignore[union-attr]  # one of the two exists
-            group.silent.append(silent)
+            cell = (head or base).id  # type: ignore[union-attr]  # one of the two exists
+            groups[status, name].append((reason, cell, silent))
     order = ("new", "moved", "changed", "gone")
     rows = []
     for (status, name), group in sorted(groups.items(), key=lambda item: (order.index(item[0][0]), item[0][1])):
-        silent = any(group.silent)
+        reasons, cells, undeclared = zip(*group, strict=True)
+        silent = any(undeclared)
         excused = acknowledged.reason("rewrite", name) if silent else ""
-        reason = most_frequent(group.reasons)
-        rows.append(RewriteChange(name, status, reason, tuple(group.cells), silent, silent and not excused, excused))
+        why = most_frequent(Counter(reasons))
+        rows.append(RewriteChange(name, status, why, cells, silent, silent and not excused, excused))
     return tuple(rows)
 
 

@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from specmatrix import HOME
-from specmatrix.matrix.run.executed_lines import changed_lines, executed, only_red, own_change, ranges
+from specmatrix.matrix.run.executed_lines import changed_lines, executed, only_red, own_change
+from specmatrix.reports.wording import ranges
 
 DIFF = """\
 diff --git a/engine/loop.py b/engine/loop.py
@@ -80,7 +81,7 @@ def test_a_checkouts_own_change_is_since_its_branch_left_the_main_one(checkout, 
 
 
 def test_ranges_join_neighbours():
-    assert list(ranges({5, 3, 4, 9, 11, 12})) == [(3, 5), (9, 9), (11, 12)] and list(ranges(())) == []
+    assert ranges([3, 4, 5, 9, 11, 12]) == [(3, 5), (9, 9), (11, 12)] and ranges(()) == []
 
 
 def test_lines_of_a_drafter_are_executed_by_its_cells_only_and_those_of_the_loop_by_all():
