@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -14,6 +13,7 @@ from specmatrix.engine.core.config.adaptive_file import inline
 from specmatrix.engine.core.config.asked import GIB, EngineConfig, Facts, Resolved
 from specmatrix.engine.core.draft.algorithms import algorithm, is_registered
 from specmatrix.engine.core.draft.depth import DraftSteps
+from specmatrix.engine.core.draft.verify_budget import COSTS, VerifyBudget
 from specmatrix.engine.core.memory.groups import page_groups
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
@@ -46,11 +46,18 @@ from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.models.loader import facts, load_target
 from specmatrix.engine.models.tokenizer import Detokenizer, Tokenizer
 from specmatrix.engine.rank_digest import AuditedStep, RankDigest
-from specmatrix.engine.spec.builders import BuildContext, Locate, build_drafter, build_relay, located, new_pool
+from specmatrix.engine.spec.builders import (
+    BuildContext,
+    Locate,
+    build_drafter,
+    build_relay,
+    located,
+    named_text,
+    new_pool,
+)
 from specmatrix.engine.spec.drafter import AgreedDrafts, Drafter, DraftHooks
 from specmatrix.engine.spec.guard import Guard
-from specmatrix.errors import ConfigError, shown, text_of
-from specmatrix.files import read_text
+from specmatrix.errors import ConfigError, shown
 
 __all__ = ["EngineSetup", "Locate", "build", "known_facts", "located", "rebuild"]
 
@@ -77,13 +84,7 @@ def _slots_text(config: EngineConfig) -> str | None:
     name = config.speculative_adaptive_config
     if name is None or inline(name) or not config.speculative_adaptive:
         return None
-    file = f"speculative_adaptive_config {text_of(name)}"
-    try:
-        return read_text(Path(name))
-    except (OSError, ValueError) as error:
-        undecoded = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
-        why = error.strerror if isinstance(error, OSError) else undecoded
-        raise ConfigError(f"{file} cannot be read ({why}); pass a JSON file") from None
+    return named_text("speculative_adaptive_config", name)
 
 
 class EngineSetup(NamedTuple):
@@ -134,6 +135,7 @@ def build(resolved: Resolved, facts: Facts, setup: EngineSetup) -> Loop[InFlight
         ragged=resolved.speculative_ragged_verify,
         topk=drafter.topk,
         mixed=resolved.enable_mixed_chunk,
+        budget=_budget(resolved),
     )
     observers = [] if publish is None else [RankDigest(ledger, publish, counters)]
     return Loop(
@@ -239,6 +241,12 @@ def _states(resolved: Resolved, target: CausalLM, writers: SlotTable) -> StateGr
     pool = StatePool(target.state, 1 + slots + rows * width, target.dtype, device, resolved.kv_stamps)
     table = SlotTable(rows, -(-resolved.positions // interval), 1, device, stamps=False)
     return StateGroup(pool, table, writers, slots, width, interval)
+
+
+def _budget(resolved: Resolved) -> VerifyBudget | None:
+    """The budget of verified drafts; None without a table of rates. ConfigError if its file is unreadable or wrong."""
+    path = resolved.speculative_dspark_sps_table_path
+    return None if path is None else VerifyBudget.parse(named_text(COSTS, path))
 
 
 def _rows(resolved: Resolved) -> int:

@@ -90,6 +90,7 @@ class DeviceStep:
             legality=None if output.legality is None else output.legality.tolist(),
             grammar=None if output.grammar is None else output.grammar.tolist(),
             lengths=None if output.lengths is None else output.lengths.tolist(),
+            confidences=None if output.confidences is None else output.confidences.tolist(),
             stamps_checked=checked,
             stamps_wrong=wrong,
         )
@@ -152,6 +153,7 @@ class DeviceStep:
         if plan.adjusts:
             self.rules.record(batch.rows, batch.start + 1, verdict.tokens)
         output = StepOutput(verdict.tokens, verdict.count, stamps=kv.stamps, finite=finite, lengths=tree.lengths)
+        output = output._replace(confidences=tree.confidences)
         bonus = verdict.tokens
         if batch.width > 1:
             bonus = verdict.tokens.gather(1, (verdict.count - 1)[:, None])

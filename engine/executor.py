@@ -64,6 +64,8 @@ class DeviceExecutor:
         with _device_errors(), self._inference, self._exact, self._around:
             self.kv.extend(plan.rows)
             self.relay.admit(plan.rows)
+            if plan.budget is not None:
+                self.relay.budget.fill_(plan.budget)
             if plan.prefill:
                 self.plain.rules.admit(plan.rows)
                 self.plain.masks.admit(plan.rows)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Generic, TypeVar
 
+from specmatrix.engine.core.draft.verify_budget import survivals
 from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.observe.step_counter import Delivery, RowOutcome, StepCounter, StepObserver
 from specmatrix.engine.core.schedule.grammar import NO_TOKEN_LEFT, NOTHING, UNSATISFIABLE
@@ -246,6 +247,8 @@ class Loop(Generic[Handle]):
             return request, RowOutcome.INVALID, 0, None
         if not plan.prefill:
             request.metrics.count(count, plan.nodes if result.lengths is None else result.lengths[index])
+            if result.confidences is not None:
+                request.survivals = survivals(result.confidences[index])
         try:
             if result.prompt_logprobs is not None:
                 self._note_prompt(request, row, result, index)

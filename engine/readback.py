@@ -31,6 +31,7 @@ def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, A
         "lag": loop.lag,
         "speculative_ragged_verify": scheduler.ragged and executor.plain.ragged,
         "speculative_confidence_threshold": getattr(drafter, "threshold", 0.0),
+        "speculative_dspark_verify_mode": "cap-accept" if getattr(drafter, "budgeted", False) else "static",
         "speculative_constrained_drafts": getattr(drafter, "constrained", False),
         "disable_grammar_tables": not executor.plain.masks.tabled,
         "page_size": scheduler.ledger.page_size,

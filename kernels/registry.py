@@ -29,6 +29,7 @@ from specmatrix.kernels.select_tree import select_tree
 from specmatrix.kernels.silu_mul import silu_mul
 from specmatrix.kernels.store_kv import store_kv
 from specmatrix.kernels.tree_layout import tree_layout
+from specmatrix.kernels.verify_lengths import verify_lengths
 
 
 def _attend(
@@ -186,6 +187,7 @@ KERNELS: Final = (
         why="exponentials of float32 quotients, normalised",
     ),
     _kernel(reject_drafts, fast=reject_drafts, why="token ids"),
+    _kernel(verify_lengths, fast=verify_lengths),
 )
 
 CPU_KERNELS: Final = (

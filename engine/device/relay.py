@@ -43,7 +43,8 @@ class Relay:
     """Device buffers indexed by request row.
 
     length [R]: tokens in the target's KV. last [R, 1]: the bonus token, known but not in KV. limit [R]: the most tokens
-    that the request's prompt and output may have; it and sampling parameters are uploaded once per residence.
+    that the request's prompt and output may have; it and sampling parameters are uploaded once per residence. budget
+    [1]: the most drafts that all rows of the next round verify together, in engines that have a budget.
     carried: a buffer [R, *shape] per DraftStateSpec of the drafter, reset at the start of a request's residence. The
     latest `publish` reaches the buffers only when the rows change, which is rare.
     """
@@ -52,6 +53,7 @@ class Relay:
         self.length = torch.zeros(rows, dtype=torch.int64, device=device)
         self.last = torch.zeros(rows, 1, dtype=torch.int64, device=device)
         self.limit = torch.zeros_like(self.length)
+        self.budget = torch.zeros(1, dtype=torch.int64, device=device)
         self._nothing = {c.name: c.nothing(device) for c in carries}
         self.carried = {name: empty.repeat(rows, *[1] * (empty.dim() - 1)) for name, empty in self._nothing.items()}
         self.sampling = SamplingRows(

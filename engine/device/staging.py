@@ -56,7 +56,7 @@ class StepOutput(NamedTuple):
     guard's codes, in guarded steps. finite [B] bool: what the target computed for the tokens is finite. legality
     [B, D+1] int64: of `tokens`, in constrained steps, as in `core.schedule.grammar`. grammar int64 [B, 2]:
     GrammarRows.counts of a round with token tables. lengths [B]: nodes that each row verified, in rounds that may
-    verify fewer than N.
+    verify fewer than N. confidences [B, N - 1] float32: of the drafts, in rounds with a budget.
     """
 
     tokens: Tensor
@@ -76,6 +76,7 @@ class StepOutput(NamedTuple):
     legality: Tensor | None = None
     grammar: Tensor | None = None
     lengths: Tensor | None = None
+    confidences: Tensor | None = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> StepOutput:
         """Apply a function to every tensor."""

@@ -11,9 +11,10 @@ from typing import Any, Final
 from specmatrix.engine.models.config_reader import MAX_LAYERS, ConfigReader, read_json
 from specmatrix.engine.models.deepseek.config import MLAConfig, MoEConfig, read_mla, read_moe
 from specmatrix.engine.models.draft_config import (
-    DFLASH_ARCHITECTURES,
+    BLOCK_ARCHITECTURES,
     DRAFT_ARCHITECTURES,
     DraftConfig,
+    flat_block,
     read_draft,
     read_mask_token,
 )
@@ -36,7 +37,7 @@ TARGET_ARCHITECTURES: Final = (
 )
 CONFIG: Final = "config.json"
 # Architectures that normalise each query and key head before rotation.
-HEAD_NORM_ARCHITECTURES: Final = ("Qwen3ForCausalLM", *DFLASH_ARCHITECTURES, *HYBRID_ARCHITECTURES)
+HEAD_NORM_ARCHITECTURES: Final = ("Qwen3ForCausalLM", *BLOCK_ARCHITECTURES, *HYBRID_ARCHITECTURES)
 # Fields that change a layer's arithmetic; this engine supports none of them.
 UNSUPPORTED_SWITCHES: Final = ("attention_bias", "mlp_bias", "quantization_config")
 # Accepted values of `dtype`; the dtype of each tensor is read from its file.
@@ -106,7 +107,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
 
 def read_model_config(raw: Mapping[str, Any], file: Path) -> ModelConfig:
     """The model configuration in a config.json. Raises ConfigError, naming `file`, if it is unsupported."""
-    return _ModelConfigReader(raw, file).read()
+    return _ModelConfigReader(flat_block(raw), file).read()
 
 
 def read_raw(path: str | Path) -> dict[str, Any]:

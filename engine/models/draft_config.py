@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.models.config_reader import MAX_INT, ConfigReader
@@ -22,14 +23,27 @@ class DFlash2Config:
 
 
 @dataclass(frozen=True, slots=True)
+class MarkovConfig:
+    """DSPARK's heads. kind: one of MARKOV_KINDS. rank: of the Markov head. confident: there is a confidence head, which
+    reads the token before each draft if `seeing`."""
+
+    kind: str
+    rank: int
+    confident: bool
+    seeing: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DraftConfig:
     """A draft that reads its target's hidden states.
 
     states: the target layers whose *input* it reads, or FINAL; None if the default of its architecture applies.
     target_hidden_size: width of one such state. vocab_size: the draft's own head.
     normed: an EAGLE-3 layer's residual stream continues from the normalised states (vLLM's speculators).
-    block_size: tokens of a block, its known first one included; None for any other draft.
-    target_layers: how many layers its target has, None if the config does not say. dflash2: DFLASH2's parts.
+    block_size: tokens of a block, its known first one included; None for any other draft. from_anchor: the row of the
+    known token predicts the first draft; else the row of each mask token predicts the token in its place.
+    target_layers: how many layers its target has, None if the config does not say. dflash2: DFLASH2's
+    parts. markov: DSPARK's heads.
     """
 
     states: tuple[int, ...] | None
@@ -40,6 +54,8 @@ class DraftConfig:
     normed: bool = False
     target_layers: int | None = None
     dflash2: DFlash2Config | None = None
+    from_anchor: bool = False
+    markov: MarkovConfig | None = None
 
     def states_of(self, target_layers: int) -> tuple[int, ...]:
         """The states that the draft reads from a target with `target_layers` layers.
@@ -57,18 +73,22 @@ EAGLE_ARCHITECTURES: Final = ("LlamaForCausalLMEagle",)
 EAGLE3_ARCHITECTURES: Final = ("LlamaForCausalLMEagle3",)
 DFLASH2_ARCHITECTURES: Final = ("DFlash2DraftModel",)
 DFLASH_ARCHITECTURES: Final = ("DFlashDraftModel", *DFLASH2_ARCHITECTURES)
-DRAFT_ARCHITECTURES: Final = EAGLE_ARCHITECTURES + EAGLE3_ARCHITECTURES + DFLASH_ARCHITECTURES
+DSPARK_ARCHITECTURES: Final = ("DSparkDraftModel",)
+BLOCK_ARCHITECTURES: Final = DFLASH_ARCHITECTURES + DSPARK_ARCHITECTURES
+DRAFT_ARCHITECTURES: Final = EAGLE_ARCHITECTURES + EAGLE3_ARCHITECTURES + BLOCK_ARCHITECTURES
+MARKOV_KINDS: Final = ("vanilla", "gated", "rnn")
+DEFAULT_DRAFTS: Final = 7  # SGLang's gamma
 DEFAULT_BLOCK: Final = 16
 # Norms of later EAGLE-3 heads, which this engine does not support.
 UNSUPPORTED_NORMS: Final = ("norm_before_fc", "fc_norm", "norm_output")
-# Fields of later DFLASH drafts, which this engine does not support.
+# Fields of later DFLASH drafts, which this engine does not support; the last one is DSPARK's.
 UNSUPPORTED_BLOCKS: Final = ("use_swa", "causal", "sample_from_anchor")
-# Fields of a DFLASH draft's config.json that do not change what it computes: names and versions, special tokens,
+# Fields of a block draft's config.json that do not change what it computes: names and versions, special tokens,
 # training, outputs of transformers, and a window's first layer, as windows are refused.
 IGNORED: Final = (
     *("model_type", "_name_or_path", "auto_map", "transformers_version", "bos_token_id", "eos_token_id"),
     *("pad_token_id", "attention_dropout", "initializer_range", "pretraining_tp", "use_cache", "return_dict"),
-    *("output_attentions", "output_hidden_states", "max_window_layers"),
+    *("output_attentions", "output_hidden_states", "max_window_layers", "num_anchors"),
 )
 # DFLASH2's fields in dflash_config, any of which makes a draft one; the only convolution (SGLang names it); and what
 # others scale by, which this engine does not support.
@@ -88,9 +108,18 @@ def read_draft(architecture: str, fields: ConfigReader) -> DraftConfig | None:
         return DraftConfig((FINAL,), fields.size("hidden_size"), fields.size("vocab_size"))
     if architecture in EAGLE3_ARCHITECTURES:
         return _eagle3(fields)
-    if architecture in DFLASH_ARCHITECTURES:
-        return _dflash(fields, architecture in DFLASH2_ARCHITECTURES)
+    if architecture in BLOCK_ARCHITECTURES:
+        return _block(fields, architecture in DFLASH2_ARCHITECTURES, architecture in DSPARK_ARCHITECTURES)
     return None
+
+
+def flat_block(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config.json with a DSPARK draft's own fields at the top level, where they may be nested."""
+    if raw.get("architectures") != [*DSPARK_ARCHITECTURES]:
+        return raw
+    nested = [name for name in ("dflash_config", "dspark_config") if isinstance(raw.get(name), dict)]
+    outer = {name: value for name, value in raw.items() if name not in nested}
+    return {name: value for part in (outer, *(raw[name] for name in nested)) for name, value in part.items()}
 
 
 def read_mask_token(architecture: str, fields: ConfigReader) -> int | None:
@@ -100,8 +129,9 @@ def read_mask_token(architecture: str, fields: ConfigReader) -> int | None:
     def token(fields: ConfigReader, name: str) -> int:
         return int(fields.value(name, lambda token: type(token) is int and 0 <= token <= MAX_INT, "a token id"))
 
-    if architecture in DFLASH_ARCHITECTURES:
-        return token(fields.group("dflash_config"), "mask_token_id")
+    if architecture in BLOCK_ARCHITECTURES:
+        own = fields.group("dflash_config") if architecture in DFLASH_ARCHITECTURES else fields
+        return token(own, "mask_token_id")
     found = {name: token(fields, name) for name in MASK_TOKENS if fields.raw.get(name) is not None}
     if not fields.flag("parallel_drafting", bool(found)):
         return None
@@ -151,9 +181,9 @@ def _refuse(fields: ConfigReader, names: tuple[str, ...]) -> None:
             raise ConfigError(f"{fields.file}: {fields.within}{name} true is not supported; it must be absent")
 
 
-def _dflash(fields: ConfigReader, named: bool) -> DraftConfig:
-    own = fields.group("dflash_config")
-    _refuse(own, UNSUPPORTED_BLOCKS)
+def _block(fields: ConfigReader, named: bool, dspark: bool) -> DraftConfig:
+    own = fields if dspark else fields.group("dflash_config")
+    _refuse(own, UNSUPPORTED_BLOCKS[: -1 if dspark else None])
     _refuse(fields, ("is_causal",))
     kinds = fields.value("layer_types", lambda kinds: isinstance(kinds, list), "a list", [])
     if other := [kind for kind in kinds if kind != "full_attention"]:
@@ -162,20 +192,25 @@ def _dflash(fields: ConfigReader, named: bool) -> DraftConfig:
     # transformers' rule for Qwen3, where layer_types is absent.
     if not kinds and fields.flag("use_sliding_window", False) and fields.count("max_window_layers", 28) < layers:
         raise ConfigError(f"{fields.file}: use_sliding_window true is not supported in a DFLASH draft; allowed: false")
-    outer = fields.size("block_size", DEFAULT_BLOCK, least=2)
+    if dspark:  # its block is counted without the known token
+        block = 1 + fields.size("block_size", DEFAULT_DRAFTS)
+    else:
+        block = own.size("block_size", fields.size("block_size", DEFAULT_BLOCK, least=2), least=2)
     found = DraftConfig(
         _behind(own, "target_layer_ids"),
         fields.size("hidden_size"),
         fields.size("vocab_size"),
         layers,
-        own.size("block_size", outer, least=2),
+        block,
         target_layers=None if fields.raw.get("num_target_layers") is None else fields.size("num_target_layers"),
-        dflash2=_dflash2(fields, own, named),
+        dflash2=None if dspark else _dflash2(fields, own, named),
+        from_anchor=dspark and fields.flag("sample_from_anchor", True),
+        markov=_markov(fields) if dspark else None,
     )
     if unknown := [name for name in fields.unread() if name not in IGNORED]:
         raise ConfigError(
-            f"{fields.file}: {shown(unknown[0])} is not a known field of a DFLASH draft and may change what it "
-            "computes; remove it if it does not"
+            f"{fields.file}: {shown(unknown[0])} is not a known field of a {'DSPARK' if dspark else 'DFLASH'} draft "
+            "and may change what it computes; remove it if it does not"
         )
     return found
 
@@ -194,6 +229,18 @@ def _dflash2(fields: ConfigReader, own: ConfigReader, named: bool) -> DFlash2Con
         own.size("conv_group_size"),
         own.size("selector_rank"),
         own.size("selector_top_k", most=vocab),
+    )
+
+
+def _markov(fields: ConfigReader) -> MarkovConfig:
+    vocab = fields.size("vocab_size")
+    fields.value("draft_vocab_size", lambda size: size == vocab, f"vocab_size, {vocab}", vocab)
+    allowed = f"one of {', '.join(MARKOV_KINDS)}"
+    return MarkovConfig(
+        fields.value("markov_head_type", lambda kind: kind in MARKOV_KINDS, allowed, MARKOV_KINDS[0]),
+        fields.size("markov_rank"),
+        fields.flag("enable_confidence_head", False),
+        fields.flag("confidence_head_with_markov", True),
     )
 
 

@@ -15,9 +15,10 @@ from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.models.config import TARGET_ARCHITECTURES, ModelConfig, load_model_config
 from specmatrix.engine.models.deepseek.model import Deepseek
+from specmatrix.engine.models.dflash.markov import DSpark
 from specmatrix.engine.models.dflash.model import DFlash
 from specmatrix.engine.models.dflash.selector import DFlash2
-from specmatrix.engine.models.draft_config import DFLASH_ARCHITECTURES, EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES
+from specmatrix.engine.models.draft_config import BLOCK_ARCHITECTURES, EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES
 from specmatrix.engine.models.eagle.formats import load_draft_config
 from specmatrix.engine.models.eagle.model import Eagle
 from specmatrix.engine.models.eagle3.model import Eagle3
@@ -115,6 +116,7 @@ def _draft_facts(config: ModelConfig, target: ModelConfig, tokenizer: str | None
         tokenizer_hash=tokenizer,
         aux_layers=() if head is None else head.states_of(target.num_layers),
         block_size=None if head is None else head.block_size,
+        confidence_head=head is not None and head.markov is not None and head.markov.confident,
         mask_token=config.mask_token,
     )
 
@@ -172,12 +174,13 @@ def load_nextn(path: str | Path, target: CausalLM, count: int) -> Sequence[Predi
 
 
 def load_dflash(path: str | Path, target: CausalLM) -> DFlash:
-    """A DFLASH or DFLASH2 draft. ConfigError as for a target, or if it does not fit the target's width, layers or
-    vocabulary."""
-    config = _expect(path, DFLASH_ARCHITECTURES, "a DFLASH draft")
+    """A DFLASH, DFLASH2 or DSPARK draft. ConfigError as for a target, or if it does not fit the target's width, layers
+    or vocabulary."""
+    config = _expect(path, BLOCK_ARCHITECTURES, "a DFLASH draft")
     if (Path(path) / MASK_EMBEDDING).exists():
         raise ConfigError(f"{path} has {MASK_EMBEDDING}, an embedding of the mask token that is not supported")
-    kind = DFlash if config.draft is None or config.draft.dflash2 is None else DFlash2
+    parts = config.draft
+    kind = DFlash if parts is None or (parts.dflash2 or parts.markov) is None else DSpark if parts.markov else DFlash2
     return kind(config, load_weights(path, target.device, target.dtype), target)
 
 

@@ -14,14 +14,17 @@ from typing import TypeAlias
 
 import torch
 
+from specmatrix.engine.core.config.adaptive_file import inline
 from specmatrix.engine.core.config.asked import Facts, Resolved
 from specmatrix.engine.core.draft.algorithms import Traits, is_registered
 from specmatrix.engine.core.draft.suffix_automaton import SuffixAutomaton
+from specmatrix.engine.core.draft.verify_budget import TEMPERATURES, temperatures
 from specmatrix.engine.device.cuda_graphs import padded
 from specmatrix.engine.device.kv_groups import KVGroups
 from specmatrix.engine.device.pool import KVLayout, KVPool
 from specmatrix.engine.device.relay import Relay
 from specmatrix.engine.models.causal_lm import CausalLM
+from specmatrix.engine.models.dflash.markov import DSpark
 from specmatrix.engine.models.eagle.model import Eagle
 from specmatrix.engine.models.eagle3.model import Eagle3
 from specmatrix.engine.models.layers import Masks
@@ -37,7 +40,8 @@ from specmatrix.engine.spec.ngram import NgramDrafter
 from specmatrix.engine.spec.none import PlainDrafter
 from specmatrix.engine.spec.parallel import ParallelDrafter
 from specmatrix.engine.spec.suffix import SuffixDrafter
-from specmatrix.errors import ConfigError, EngineError, described, is_interrupt, shown
+from specmatrix.errors import ConfigError, EngineError, described, is_interrupt, shown, text_of
+from specmatrix.files import read_text
 
 Locate: TypeAlias = Callable[[str], Path]
 
@@ -167,8 +171,24 @@ def _nextn(context: BuildContext) -> Drafter:
 
 def _dflash(context: BuildContext) -> Drafter:
     model = load_dflash(context.draft_folder, context.target)
-    threshold = context.resolved.speculative_confidence_threshold
-    return BlockDrafter(context.traits, model, context.pool(model.kv), context.verify_tokens, context.draws, threshold)
+    r = context.resolved
+    if isinstance(model, DSpark) and r.speculative_dspark_confidence_sts_path is not None:
+        text = named_text(TEMPERATURES, r.speculative_dspark_confidence_sts_path)
+        model.calibrate(torch.tensor(temperatures(text), dtype=torch.float32))
+    options = context.draws, r.speculative_confidence_threshold, r.speculative_dspark_sps_table_path is not None
+    return BlockDrafter(context.traits, model, context.pool(model.kv), context.verify_tokens, *options)
+
+
+def named_text(field: str, name: str) -> str:
+    """The text of the JSON file that a field names, or the field's own text. ConfigError if it cannot be read."""
+    if inline(name):
+        return name
+    try:
+        return read_text(Path(name))
+    except (OSError, ValueError) as error:
+        undecoded = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+        why = error.strerror if isinstance(error, OSError) else undecoded
+        raise ConfigError(f"{field} {text_of(name)} cannot be read ({why}); pass a JSON file") from None
 
 
 def autoregressive(
@@ -247,6 +267,7 @@ BUILDERS: dict[str, Build] = {
     "NEXTN": _nextn,
     "STANDALONE": _standalone,
     "DFLASH": _dflash,
+    "DSPARK": _dflash,
 }
 RELAYS: dict[str, RelayOf] = {}
 # Attributes that a drafter must have once it is built.

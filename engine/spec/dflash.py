@@ -18,19 +18,28 @@ from specmatrix.engine.device.sampling import SamplingRows, drawn_drafts
 from specmatrix.engine.models.dflash.model import DFlash
 from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, confidence, confident_nodes, shared_chain
 from specmatrix.kernels.argmax import argmax
+from specmatrix.kernels.verify_lengths import verify_lengths
 
 
 class BlockDrafter:
-    """Chains of batch.width - 1 drafts, each the argmax or a draw at its own mask position."""
+    """Chains of batch.width - 1 drafts, each the argmax or a draw at its own position of the block. budgeted: all rows
+    together verify the relay's budget of drafts."""
 
     steps = topk = 1
     carries: tuple[DraftStateSpec, ...] = ()
 
     def __init__(
-        self, traits: Traits, model: DFlash, pool: KVPool, nodes: int, draws: bool = False, threshold: float = 0.0
+        self,
+        traits: Traits,
+        model: DFlash,
+        pool: KVPool,
+        nodes: int,
+        draws: bool = False,
+        threshold: float = 0.0,
+        budgeted: bool = False,
     ) -> None:
         self.traits, self.model, self.pool, self.nodes = traits, model, pool, nodes
-        self.draws, self.threshold = draws, threshold
+        self.draws, self.threshold, self.budgeted = draws, threshold, budgeted
         self.capture = model.aux_layers
         self.key_span = traits.key_span
 
@@ -45,15 +54,25 @@ class BlockDrafter:
         width, padded_kv_len = batch.width, batch.padded_kv_len - batch.width
         if width == 1:
             return shared_chain(batch.root)
-        masks = batch.root.new_full((len(batch.root), width - 1), self.model.mask_token)
+        first = self.model.first
+        rows = width - 1 + first
+        masks = batch.root.new_full((len(batch.root), rows - 1), self.model.mask_token)
         bias = prefix_bias(batch.start, padded_kv_len, self.pool.data.dtype)
-        attend = DraftAttention(self.pool, batch.slots[:, :padded_kv_len], bias, width)
-        everything = torch.ones(len(batch.root), width, width, dtype=torch.bool, device=batch.root.device)
+        attend = DraftAttention(self.pool, batch.slots[:, :padded_kv_len], bias, rows)
+        everything = torch.ones(len(batch.root), rows, rows, dtype=torch.bool, device=batch.root.device)
         attend.begin(0, everything)
-        out = self.model.forward(torch.cat((batch.root, masks), 1), batch.positions, attend)
-        tokens, q, logits = self._chosen(batch, out[:, 1:])
-        lengths = confident_nodes(confidence(logits), self.threshold) if self.threshold else None
-        return shared_chain(tokens, q, lengths)
+        out = self.model.forward(torch.cat((batch.root, masks), 1), batch.positions[:, :rows], attend)
+        tokens, q, logits = self._chosen(batch, out[:, first:])
+        if not (self.threshold or self.budgeted):
+            return shared_chain(tokens, q)
+        sure = self.model.confidences(out[:, first:], tokens[:, :-1])
+        sure = confidence(logits) if sure is None else sure
+        lengths = confident_nodes(sure, self.threshold)
+        if not self.budgeted:
+            return shared_chain(tokens, q, lengths)
+        live = sure.masked_fill((batch.rows == 0)[:, None], 0.0)  # padding takes nothing of the budget
+        lengths = torch.minimum(lengths, verify_lengths(live.cumprod(1), relay.budget))
+        return shared_chain(tokens, q, lengths)._replace(confidences=sure)
 
     def _chosen(self, batch: StepBatch, hidden: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """The root and the drafts [B, 1 + D] from hidden [B, D, H], what they were drawn from, and their logits."""

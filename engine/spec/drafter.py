@@ -26,7 +26,8 @@ class DraftTree(NamedTuple):
     ancestors [B, N, N] bool, or None for a chain, where it is the causal triangle; depth: longest path allowed.
     q [B, N - 1, V] float32, chains only: the distribution over the target's vocabulary that each draft was drawn from;
     None if drafts are deterministic, so that each q is a point mass. lengths [B] int64: how many of a row's first nodes
-    are verified, at least the root; None if all are.
+    are verified, at least the root; None if all are. confidences [B, N - 1] float32, of each draft of a chain, for the
+    next rounds' budgets; None without a budget.
     """
 
     tokens: Tensor
@@ -36,6 +37,7 @@ class DraftTree(NamedTuple):
     depth: int
     q: Tensor | None = None
     lengths: Tensor | None = None
+    confidences: Tensor | None = None
 
     def within(self, room: Tensor) -> DraftTree:
         """The tree of which no row verifies a node of depth `room` [B] or more, nor one after it."""
@@ -132,6 +134,8 @@ def agreed_tree(tree: DraftTree, ranks: Ranks) -> DraftTree:
         return tree
     if tree.lengths is not None:
         tree = tree._replace(lengths=ranks.agreed(tree.lengths))
+    if tree.confidences is not None:  # the ranks' budgets follow from their bits
+        tree = tree._replace(confidences=ranks.agreed(tree.confidences.view(torch.int32)).view(torch.float32))
     if tree.ancestors is None:
         return tree._replace(tokens=ranks.agreed(tree.tokens))
     columns = torch.stack((tree.tokens, tree.parents, tree.depths), 2)

@@ -207,7 +207,7 @@ class Guard:
         return kept
 
     def _checked_tree(self, tree: DraftTree, batch: StepBatch) -> DraftTree:
-        tokens, parents, depths, ancestors, depth, _, lengths = tree
+        tokens, parents, depths, ancestors, depth, _, lengths, sure = tree
         order = count(batch.width, tokens.device)
         before = (order - 1).clamp(min=0)
         above = torch.minimum(parents.clamp(min=0), before)
@@ -230,7 +230,7 @@ class Guard:
         if bad is None:
             return tree
         lengths = None if lengths is None else lengths.masked_fill(bad, 1)
-        return _padded(tree, bad, batch.root)._replace(q=_padded_law(tree, bad), lengths=lengths)
+        return _padded(tree, bad, batch.root)._replace(q=_padded_law(tree, bad), lengths=lengths, confidences=sure)
 
     def _note(self, violations: dict[int, Tensor]) -> Tensor | None:
         """Record violations [B, *] by row. Returns the rows with any [B], or None if it is known that there are
@@ -263,7 +263,8 @@ def copied_batch(batch: StepBatch) -> StepBatch:
 def _copied_relay(relay: Relay) -> Relay:
     """A relay whose writes stay in the copy."""
     own = shallow_copy(relay)
-    own.length, own.last, own.limit = copied(relay.length), copied(relay.last), copied(relay.limit)
+    for name in ("length", "last", "limit", "budget"):
+        setattr(own, name, copied(getattr(relay, name)))
     own.settle()
     own.sampling = SamplingRows(*map(copied, relay.sampling))
     return own
@@ -284,6 +285,9 @@ def _shaped_tree(tree: object, batch: StepBatch, vocab_size: int, chains: bool) 
         _check_tensor("proposed q", tree.q, (shape[0], shape[1] - 1, vocab_size), torch.float32, batch.rows.device)
     if tree.lengths is not None:
         _check_tensor("proposed lengths", tree.lengths, shape[:1], torch.int64, batch.rows.device)
+    if tree.confidences is not None:
+        sure = shape[0], shape[1] - 1
+        _check_tensor("proposed confidences", tree.confidences, sure, torch.float32, batch.rows.device)
     longest = batch.width - 1
     least = longest if tree.ancestors is None else min(1, longest)
     if not isinstance(tree.depth, int) or not least <= tree.depth <= longest:

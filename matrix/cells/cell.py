@@ -35,6 +35,9 @@ DRAFTS: Final = {
     ("llama", "standalone.parallel"): "llama-mini-pard",
     ("llama", "eagle3.parallel"): "llama-mini-peagle",
     ("llama", "dflash.dflash2"): "llama-mini-dflash2",
+    ("llama", "dspark.vanilla"): "llama-mini-dspark",
+    ("llama", "dspark.gated"): "llama-mini-dspark-gated",
+    ("llama", "dspark.rnn"): "llama-mini-dspark-rnn",
 }
 # The n-gram lookup mode per model, so that all modes are covered without another axis: most recent match first, most
 # frequent first, corpus first.
@@ -62,6 +65,11 @@ FEW_SLOTS_TOKENS: Final = 3_072
 AMPLE_PAGES: Final = 128
 # Drafts that are less likely are left out: of the zoo's drafts about one in five is, and half of those are wrong.
 CONFIDENCE: Final = 0.5
+# Steps per second by verified tokens, as a device would have that is busy with few: with plateaus, as graphs have.
+COSTS: Final = (
+    '{"sample_batch_tokens": [1, 2, 3, 4, 6, 8, 10, 13, 16, 20, 24, 28, 32, 40], "sample_steps_per_sec": '
+    "[92, 86, 80, 75, 67, 60, 55, 49, 43, 38, 34, 30, 28, 23]}"
+)
 # Seed of every engine except those started as v1, such as baselines: they have seed 0 and seed each request.
 ENGINE_SEED: Final = 17
 # Settings that the gates need on every engine, besides batch-invariant results: KV stamps, ledger checks, and sessions,
@@ -155,7 +163,8 @@ class Cell(NamedTuple):
     @property
     def drafter(self) -> str:
         """The name of the algorithm's draft in DRAFTS and among the oracle's."""
-        return self.algorithm if self.drafting == "stepwise" else f"{self.algorithm}.{self.drafting}"
+        way = "vanilla" if (self.algorithm, self.drafting) == ("dspark", "stepwise") else self.drafting
+        return self.algorithm if way == "stepwise" else f"{self.algorithm}.{way}"
 
     @property
     def baseline(self) -> "Cell":
@@ -243,9 +252,11 @@ class Cell(NamedTuple):
             speculative_adaptive=self.adaptive != "off",
             speculative_adaptive_config=SLOTS.get(self.adaptive),
             speculative_acceptance=cast(Any, self.acceptance),
-            speculative_ragged_verify=self.verify != "whole",
+            speculative_ragged_verify=self.verify not in ("whole", "budget"),
             speculative_constrained_drafts=self.constrained_drafts == "on",
             speculative_confidence_threshold=CONFIDENCE if self.verify == "confident" else 0.0,
+            speculative_dspark_verify_mode="cap-accept" if self.verify == "budget" else "static",
+            speculative_dspark_sps_table_path=COSTS if self.verify == "budget" else None,
             spec_version=cast(Any, self.spec_version),
             disable_overlap_schedule=self.overlap == "off",
             page_size=int(self.page_size),

@@ -116,7 +116,7 @@ RESTRICTIONS: Final = _table("few_values.yaml", FewValues)
 def _equal_widths(cell: Cell) -> bool:
     """Whether a tree has as many nodes as a chain of the same depth: steps + 1."""
     explicit = "auto" not in (cell.steps, cell.topk, cell.draft_tokens)
-    if not explicit or cell.algorithm in ("none", "dflash") or int(cell.topk) == 1:
+    if not explicit or cell.algorithm in ("none", "dflash", "dspark") or int(cell.topk) == 1:
         return False
     width = int(cell.draft_tokens)
     return width == int(cell.steps) + 1 and width - 1 <= tree_pool(int(cell.steps), int(cell.topk))
@@ -125,7 +125,8 @@ def _equal_widths(cell: Cell) -> bool:
 # What the constraints of constraints.yaml without a selector forbid.
 FORBIDS: Final[dict[str, Callable[[Cell], bool]]] = {
     "no-draft-trained": lambda cell: (
-        cell.draft is None and (cell.drafting != "stepwise" or cell.algorithm in {algorithm for _, algorithm in DRAFTS})
+        cell.draft is None
+        and (cell.drafting != "stepwise" or cell.algorithm in {name.partition(".")[0] for _, name in DRAFTS})
     ),
     "equal-widths": _equal_widths,
     "chain-of-its-own-width": lambda cell: cell.adapts and (cell.topk, cell.draft_tokens) != ("auto", "auto"),

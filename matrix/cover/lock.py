@@ -9,7 +9,7 @@ from typing import Final
 
 import yaml
 
-from specmatrix.matrix.cells.axes import describe
+from specmatrix.matrix.cells.axes import axis, describe
 from specmatrix.matrix.cells.cell import HYBRIDS, Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, LEFT_OUT, Constraint, explain, tables_hash
 from specmatrix.matrix.cover.generate import NEGATIVES, STRENGTHS, SWEEPS, cover, negative_constraints, negatives, sweep
@@ -25,12 +25,16 @@ LATE: Final = frozenset(
         ("algorithm", "suffix"),
         ("constrained_drafts", "on"),
         ("mixed_chunk", "on"),
-        ("drafting", "parallel"),
-        ("drafting", "dflash2"),
+        *(("drafting", name) for name in ("parallel", "dflash2", "vanilla", "gated", "rnn")),
+        ("algorithm", "dspark"),
+        ("verify", "budget"),
     }
 )
-# A value of few others of every axis: its cells are found by themselves, as fast as those without it.
-APART, WITHOUT = ("mixed_chunk", "on"), ("mixed_chunk", "off")
+# Values that go with few others of every axis: the cells of each are found by themselves, as fast as those without any.
+APART: Final = (
+    ("mixed_chunk", "on"), ("drafting", "gated"), ("drafting", "rnn"), ("drafting", "vanilla"), ("verify", "budget"),
+    ("algorithm", "dspark"),
+)  # fmt: skip
 # Stage to cell id to the regression that the cell covers.
 PRESETS: Final[dict[str, dict[str, str]]] = yaml.safe_load(
     (Path(__file__).parent / "regressions.yaml").read_text(encoding="utf-8")
@@ -156,12 +160,13 @@ def extend(path: Path = LOCK_FILE) -> tuple[int, int]:
     for stage in STAGES:
         _add_required(lock, stage)
         gaps = _gaps(lock, stage, CONSTRAINTS)
-        for barred, within in ((APART, False), (WITHOUT, True)):
-            if any((APART in gap) is within for gap in gaps):
-                late = frozenset({barred}) if stage == STAGES[-1] else LATE
+        for value in (None, *APART):
+            if any(value in gap if value else {*APART}.isdisjoint(gap) for gap in gaps):
+                barred = APART if value is None else [(value[0], other) for other in axis(value[0]).names]
+                late = frozenset(barred) - {value} if stage == STAGES[-1] else LATE
                 known = [cell for cell in lock.upto(stage) if not explain(cell)]
                 kept = [cell for cell in known if late.isdisjoint(cell.values.items())]
-                lock.cells[stage] += cover(STRENGTHS[stage] - within, kept, late=late)
+                lock.cells[stage] += cover(STRENGTHS[stage] - bool(value), kept, late=late)
     _lift(lock)
     lock.unreadable.clear()
     lock.tables = tables_hash()

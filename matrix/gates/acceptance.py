@@ -308,7 +308,7 @@ def _in_oracle(cell: Cell) -> bool:
 
 def _elsewhere(cell: Cell) -> bool:
     """Whether rounds begin where the oracle's do not: they verify parts of drafts, or mixed steps are between them."""
-    return cell.verify == "confident" or cell.mixed_chunk == "on"
+    return cell.verify in ("confident", "budget") or cell.mixed_chunk == "on"
 
 
 def _unaborted(cell: Cell) -> bool:

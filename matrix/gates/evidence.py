@@ -136,6 +136,17 @@ def _cut_by_confidence(cell: Cell, run: Run) -> bool:
     return several and bool(run.resolved.get("speculative_confidence_threshold")) and _trained(cell, run)
 
 
+def _cut_by_budget(cell: Cell, run: Run) -> bool:
+    """Of several texts some has a place where the draft is so unsure that a verified token costs more than it gains."""
+    several = cell.batch not in ("single", "pair")
+    return several and _budgeted(cell, run) and _trained(cell, run)
+
+
+def _budgeted(cell: Cell, run: Run) -> bool:
+    """A budget over the batch says how many drafts are verified."""
+    return bool(run.resolved.get("speculative_dspark_verify_mode", "static") != "static")
+
+
 def _tree(cell: Cell, run: Run) -> bool:
     return _drafts(cell, run) and int(run.resolved.get("topk", 0)) > 1
 
@@ -349,6 +360,9 @@ EVIDENCE: Final[tuple[Evidence, ...]] = (
     ),
     Evidence("spec.shortened", True, "what is left of a length must shorten some row", _cut_by_length),
     Evidence("spec.shortened", True, "unlikely drafts must shorten some row", _cut_by_confidence),
+    Evidence("spec.shortened", True, "drafts beyond the budget must shorten some row", _cut_by_budget),
+    Evidence("spec.budgeted", True, "some round's budget must be less than its drafts", _cut_by_budget),
+    Evidence("spec.budgeted", False, "no budget limits the drafts", _not(_budgeted)),
     Evidence("spec.shortened", False, "every draft is verified whole", _not(_ragged)),
     Evidence("tree.branched", True, "a tree with topk above 1 must branch", _must_branch),
     Evidence("tree.branched", False, "a chain has no branches", _not(_tree)),

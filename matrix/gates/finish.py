@@ -225,7 +225,8 @@ def _shortened(request: RequestSpec, answer: Answer, resolved: Mapping[str, Any]
     if (emitted := 1 + sum(answer.accept_lengths)) > request.max_new_tokens:
         return f"emitted {emitted} tokens; its length is {request.max_new_tokens}"
     nodes, topk = int(resolved["num_draft_tokens"]), int(resolved["topk"])
-    exact = topk == 1 and not resolved["speculative_confidence_threshold"] and resolved["suffix"] is None
+    sure = resolved["speculative_confidence_threshold"] or resolved["speculative_dspark_verify_mode"] != "static"
+    exact = topk == 1 and not sure and resolved["suffix"] is None
     for start, width in zip(answer.round_starts, answer.round_widths, strict=False):
         left = request.max_new_tokens - start
         most = min(nodes, sum(topk**depth for depth in range(min(left, nodes))))

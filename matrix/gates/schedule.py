@@ -9,6 +9,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.evidence import widest
 from specmatrix.matrix.gates.gate import Blame, Gate, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import thresholds
+from specmatrix.matrix.oracles.budget import wrong_budgets
 from specmatrix.matrix.oracles.forwards import DraftShape, SparePositions, needless_forwards
 from specmatrix.matrix.oracles.ledger import groups_of
 from specmatrix.matrix.oracles.needed_work import Sizes, WorkDone, WorkMismatch
@@ -82,6 +83,8 @@ class ScheduleGate(Gate):
         for number, (step, ran) in enumerate(zip(steps, run.work.forwards, strict=True)):
             if fault := needless_forwards(step, ran, shape, spare):
                 return f"launch {number}: {fault}"
+        if table := run.resolved["speculative_dspark_sps_table_path"]:
+            return wrong_budgets(run.work.budgets, table, shape.nodes - 1)
         return ""
 
 
@@ -106,5 +109,6 @@ def _numbers(done: WorkDone, run: Run, needless: int) -> dict[str, Number]:
         "peak_pages": done.held,
         "forwards": len(forwards),
         "read": sum(step.read for step in run.work.forwards),
+        "budgets": sum(one.budget is not None for one in run.work.budgets),
         "needless": needless,
     }

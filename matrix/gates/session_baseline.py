@@ -66,7 +66,7 @@ def first_round_mismatch(
 
 
 # Drafters with their own KV, which a turn inherits; the others have no KV that could be stale.
-KEEPS_KV: Final = ("eagle", "eagle3", "nextn", "standalone", "dflash")
+KEEPS_KV: Final = ("eagle", "eagle3", "nextn", "standalone", "dflash", "dspark")
 
 
 def has_session_baseline(cell: Cell) -> bool:

@@ -133,6 +133,7 @@ DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "speculative_acceptance": (("acceptance",),),
     "speculative_ragged_verify": (SHAPE,),
     "speculative_confidence_threshold": (("verify",),),
+    "speculative_dspark_verify_mode": (("verify",),),
     "enable_mixed_chunk": (("prefill_chunk", "mixed_chunk"),),
 }
 # Fields of EngineConfig that have another name in a resolved configuration.
@@ -159,6 +160,8 @@ LEFT_OUT: Final = frozenset(
         "enable_streaming_session",
         "disable_grammar_tables",
         "speculative_constrained_drafts",
+        "speculative_dspark_sps_table_path",
+        "speculative_dspark_confidence_sts_path",
         "cuda_graph_max_bs",
         "cuda_graph_max_gb",
     }
@@ -225,12 +228,20 @@ def start_outcomes(cell: Cell) -> dict[str, str]:
         return {REFUSED: str(error)}
 
 
+def _once(cell: Cell, seen: dict[EngineConfig, dict[str, str]]) -> dict[str, str]:
+    """The outcomes of a start; those of equal configurations, which name equal models, are computed once."""
+    if (config := cell.config()) not in seen:
+        seen[config] = start_outcomes(cell)
+    return seen[config]
+
+
 def resolution() -> Groups:
     """The groups of every field, over the full product of the axes on which it depends."""
     known: dict[tuple[str, ...], dict[Values, dict[str, str]]] = {}
+    seen: dict[EngineConfig, dict[str, str]] = {}
     for axes in dict.fromkeys(axes for every in DEPENDS.values() for axes in every):
         values = product(*(axis(name).names for name in axes))
-        known[axes] = {one: start_outcomes(Cell(**dict(zip(axes, one, strict=True)))) for one in values}
+        known[axes] = {one: _once(Cell(**dict(zip(axes, one, strict=True))), seen) for one in values}
     groups: Groups = {}
     for name, every in DEPENDS.items():
         groups[name] = {}

@@ -40,7 +40,8 @@ class DrawnRound(NamedTuple):
     """One round. tokens: the accepted drafts and the token behind them. margin: how near a random number comes to
     another outcome, in probability. chances: of each draft, that it is accepted with all before it: under the token
     rule the sum of min(p, q) if those before it are, up to the first that is not; under the block rule h. shares: the
-    draft's probability of its best token, of each draft. drawn: q of each verified draft, accepted or not."""
+    confidence of each draft, its probability of its best token unless it has a head for it. drawn: q of each verified
+    draft, accepted or not."""
 
     tokens: tuple[int, ...]
     margin: float
@@ -173,7 +174,8 @@ def _drafted(
         margins += [margin, law.margin]
         states.append(state[0])
         laws.append(law.masses)
-        shares.append(float(logits[0].softmax(-1).max()))
+        sure = draft.confidence(known, path)
+        shares.append(float(logits[0].softmax(-1).max()) if sure is None else sure)
         path = (*path, draft.to_target(index))
     return path, laws, margins, tuple(shares)
 

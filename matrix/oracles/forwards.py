@@ -9,12 +9,14 @@ from specmatrix.engine.core.draft.algorithms import algorithm
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.oracles.needed_work import NeededStep
 from specmatrix.matrix.subjects.protocol import StepForwards
+from specmatrix.matrix.zoo.recipes import RECIPES
 
 
 class DraftShape(NamedTuple):
     """How a drafter works. kind: "none", "token" (a forward per depth), "layers" (one layer per depth), "parallel" (one
-    forward with a mask token per further depth), "block", or "own" (a user's drafter with weights, whose forwards
-    cannot be predicted). steps: of the deepest round."""
+    forward with a mask token per further depth), "block" (the root and a row for each draft), "anchored" (a row for
+    each draft, the first of which is the root's), or "own" (a user's drafter with weights, whose forwards cannot be
+    predicted). steps: of the deepest round."""
 
     kind: str
     steps: int
@@ -27,6 +29,9 @@ class DraftShape(NamedTuple):
         traits = algorithm(cell.algorithm)
         kind = "own" if cell.own_traits is not None else "block" if traits.block else "token"
         kind = kind if traits.needs_draft_model else "none"
+        heads = RECIPES[cell.draft].heads if kind == "block" and cell.draft else None
+        if heads is not None and heads.from_anchor:
+            kind = "anchored"
         if resolved["enable_multi_layer_eagle"]:
             kind = "layers"
         if resolved["parallel_drafting"]:
@@ -44,8 +49,9 @@ def draft_forwards(shape: DraftShape, prefill: bool, requests: int, width: int) 
         return [(requests, shape.steps - 1 + width)] * shape.steps
     if shape.kind == "parallel":
         return [(requests, width + shape.steps - 1)]
-    if shape.kind == "block":
-        return [(requests, width)] if prefill else [(requests, width)] * 2
+    if shape.kind in ("block", "anchored"):
+        block = [(requests, width - (shape.kind == "anchored"))] * (not prefill)
+        return [*block, (requests, width)]
     if prefill:
         return [(requests, width)]
     if shape.topk > 1:  # the last depth's tokens are never read; afterwards the accepted path is

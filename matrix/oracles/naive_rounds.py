@@ -112,11 +112,12 @@ def naive_check(
 
 
 def best_shares(proposals: Proposals, known: int, drafts: int) -> list[float]:
-    """The probability of each draft of a chain of best tokens."""
+    """The confidence of each draft of a chain of best tokens: its probability, unless the draft has a head for it."""
     path: tuple[int, ...] = ()
     shares = []
     for _ in range(drafts):
         share, token = proposals.of(known, [path])[0][0]
-        shares.append(share)
+        sure = proposals.draft.confidence(known, path)
+        shares.append(share if sure is None else sure)
         path = (*path, token)
     return shares

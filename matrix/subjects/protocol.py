@@ -177,15 +177,29 @@ class StepForwards(NamedTuple):
     logits: int = 0
 
 
+class Budgeted(NamedTuple):
+    """A launch or a result of a round with a budget. rows: the requests. budget: of a launch, the drafts that they may
+    verify together; None for a result. lengths, confidences: of a result, the nodes that each row verified, and how
+    likely each of its drafts was. rooms: the tokens that each request could still emit, 0 if it had ended."""
+
+    rows: tuple[int, ...]
+    budget: int | None = None
+    lengths: tuple[int, ...] = ()
+    confidences: tuple[tuple[float, ...], ...] = ()
+    rooms: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class WorkLog:
     """The operations requested of an engine since its start, and the forwards that it ran, oldest first. drawn: of each
-    round with drafts drawn from a distribution, by (seed, KV length before it), each draft with its probability."""
+    round with drafts drawn from a distribution, by (seed, KV length before it), each draft with its probability.
+    budgets: of rounds with one, in the order of launches and results."""
 
     moments: tuple[Moment, ...]
     sent: Mapping[int, SentRequest]
     forwards: tuple[StepForwards, ...]
     drawn: Mapping[tuple[int, int], Sequence[tuple[tuple[int, float], ...]]] = field(default_factory=dict)
+    budgets: tuple[Budgeted, ...] = ()
 
 
 class GraphRound(NamedTuple):

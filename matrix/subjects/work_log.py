@@ -12,10 +12,10 @@ from torch import Tensor
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.memory.ledger import Entry
-from specmatrix.engine.core.schedule.request import Request
-from specmatrix.engine.core.schedule.step import StepPlan
+from specmatrix.engine.core.schedule.request import Phase, Request
+from specmatrix.engine.core.schedule.step import StepPlan, StepResult
 from specmatrix.engine.spec.drafter import DraftTree
-from specmatrix.matrix.subjects.protocol import Moment, SentRequest, StepForwards, WorkLog
+from specmatrix.matrix.subjects.protocol import Budgeted, Moment, SentRequest, StepForwards, WorkLog
 
 
 class WorkRecorder:
@@ -30,6 +30,8 @@ class WorkRecorder:
         self._sent: dict[int, SentRequest] = {}
         self._forwards: list[StepForwards] = []
         self._drawn: dict[tuple[int, int], list[tuple[tuple[int, float], ...]]] = defaultdict(list)
+        self._budgets: list[Budgeted] = []
+        self._live = llm.loop.scheduler.requests
         self._requests: WeakSet[Request] = WeakSet()
         self._executors: WeakSet[Any] = WeakSet()
         loop, sessions = cast(Any, llm.loop), cast(Any, llm.sessions)
@@ -70,7 +72,20 @@ class WorkRecorder:
 
         def noted_launch(plan: StepPlan) -> object:
             self._forwards.append(StepForwards(len(self._journal), 0, (), ()))
+            if plan.budget is not None:
+                self._budgets.append(Budgeted(tuple(row.rid for row in plan.rows), plan.budget))
             return launch(plan)
+
+        collect = weak_method(executor, "collect")
+
+        def noted_collect(handle: Any) -> object:  # noqa: ANN401 - of any executor
+            result: StepResult = collect(handle)
+            if result.confidences is not None and result.lengths is not None:
+                rows = tuple(row.rid for row in handle.plan.rows)
+                rooms = tuple(self._room(rid) for rid in rows)
+                sure = tuple(map(tuple, result.confidences))
+                self._budgets.append(Budgeted(rows, None, tuple(result.lengths), sure, rooms))
+            return result
 
         def noted_begin(*given: object) -> object:
             kv = begin(*given)
@@ -97,6 +112,7 @@ class WorkRecorder:
             return verify(logits, tree, start, rows, *given)
 
         executor.launch, executor.plain.kv.begin, executor.plain.verify = noted_launch, noted_begin, noted_verify
+        executor.collect = noted_collect
         executor.target.logits = noted_logits
         self._count(executor.target, "forward", "target")
         for model in _models(executor.drafter):
@@ -120,12 +136,16 @@ class WorkRecorder:
 
     def log(self) -> WorkLog:
         """Everything since the engine's start."""
-        return WorkLog(tuple(self._moments), dict(self._sent), tuple(self._forwards), self._drawn)
+        return WorkLog(tuple(self._moments), dict(self._sent), tuple(self._forwards), self._drawn, tuple(self._budgets))
 
     @property
     def alive(self) -> int:
         """Number of request objects still alive."""
         return len(self._requests)
+
+    def _room(self, rid: int) -> int:
+        request = self._live.get(rid)
+        return request.limit - request.num_tokens if request is not None and request.phase is Phase.RUNNING else 0
 
     def _note(self, what: str, number: int = 0) -> None:
         self._moments.append(Moment(len(self._journal), what, number))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
 from specmatrix.matrix.zoo.dflash2_net import Dflash2Net
 from specmatrix.matrix.zoo.dflash_net import DflashNet
+from specmatrix.matrix.zoo.dspark_net import DsparkNet
 from specmatrix.matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
 from specmatrix.matrix.zoo.hybrid_net import HybridNet
 from specmatrix.matrix.zoo.layouts import config_of
@@ -45,6 +46,8 @@ def new_draft(recipe: Recipe, target: CausalNet) -> Draft:
         return Dflash2Net(recipe.shape, width, recipe.block, recipe.mask_id, shared, recipe.dflash2)
     if recipe.kind == "dflash":
         return DflashNet(recipe.shape, width, recipe.block, recipe.mask_id, shared)
+    if recipe.heads is not None:
+        return DsparkNet(recipe.shape, width, recipe.block, recipe.mask_id, shared, recipe.heads)
     mask = recipe.mask_id if recipe.parallel else None
     return EagleNet(recipe.shape, width, recipe.draft_vocab, None if recipe.draft_vocab else shared, mask)
 

@@ -119,7 +119,7 @@ def figures(accepted: Acceptance) -> dict[str, object]:
 def recipe_of(recipe: Recipe, data: Data) -> dict[str, object]:
     """A recipe in the form of a card."""
     plain: dict[str, object] = json.loads(json.dumps({**asdict(recipe), "data": asdict(data)}))
-    later = ("form", "parallel", "base", "problems", "dflash2")
+    later = ("form", "parallel", "base", "problems", "dflash2", "heads")
     unset = ("worked", False, "", 0, None)
     return {name: value for name, value in plain.items() if name not in later or value not in unset}
 

@@ -13,6 +13,7 @@ ARCHITECTURES = {
     ("qwen3", "target"): "Qwen3ForCausalLM",
     ("qwen3", "standalone"): "Qwen3ForCausalLM",
     ("qwen3", "dflash"): "DFlashDraftModel",
+    ("qwen3", "dspark"): "DSparkDraftModel",
     ("deepseek", "target"): "DeepseekV3ForCausalLM",
     ("mistral", "target"): "MistralForCausalLM",
     ("qwen3_next", "target"): "Qwen3NextForCausalLM",
@@ -172,5 +173,17 @@ def _draft(recipe: Recipe, target: Recipe) -> dict[str, Any]:
             "block_size": recipe.block,
             "num_target_layers": target.shape.layers,
             "dflash_config": {"mask_token_id": recipe.mask_id, "target_layer_ids": list(recipe.aux_layers)} | parts,
+        }
+    if recipe.heads is not None:
+        return {
+            "block_size": recipe.block - 1,
+            "num_target_layers": target.shape.layers,
+            "mask_token_id": recipe.mask_id,
+            "target_layer_ids": list(recipe.aux_layers),
+            "markov_head_type": recipe.heads.kind,
+            "markov_rank": recipe.heads.rank,
+            "enable_confidence_head": True,
+            "confidence_head_with_markov": True,
+            "sample_from_anchor": recipe.heads.from_anchor,
         }
     return {}

@@ -9,6 +9,7 @@ from torch import Tensor
 from specmatrix.matrix.zoo.corpus import Batch
 from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
 from specmatrix.matrix.zoo.dflash_net import DflashNet
+from specmatrix.matrix.zoo.dspark_net import DsparkNet
 from specmatrix.matrix.zoo.heads import Head, rotated, unroll
 from specmatrix.matrix.zoo.hybrid_net import HybridNet
 from specmatrix.matrix.zoo.net import FINAL, CausalNet
@@ -133,4 +134,10 @@ def blocks(net: DflashNet, target: CausalNet, batch: Batch, aux: tuple[int, ...]
     hidden, previous = net.rows(batch.tokens, states, anchors), batch.tokens.gather(1, inside - 1).view_as(places)
     logits = net.corrected(hidden, previous).flatten(1, 2)
     hard = cross_entropy(logits, batch.tokens.gather(1, inside), weight)
-    return (cross_entropy(logits, soft, weight) + hard) * 0.5
+    loss = (cross_entropy(logits, soft, weight) + hard) * 0.5
+    if not isinstance(net, DsparkNet):
+        return loss
+    # A draft from q is accepted with probability sum(min(p, q)).
+    share = torch.minimum(logits.detach().float().softmax(-1), soft).sum(-1).clamp(max=1.0)
+    sure = F.binary_cross_entropy_with_logits(net.sure(hidden, previous).flatten(1).float(), share, reduction="none")
+    return loss + (sure * weight).sum() / weight.sum().clamp(min=1.0)

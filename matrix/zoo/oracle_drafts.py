@@ -16,6 +16,7 @@ from specmatrix.matrix.cells.cell import MODELS
 from specmatrix.matrix.zoo import checkpoint
 from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
 from specmatrix.matrix.zoo.dflash_net import DflashNet
+from specmatrix.matrix.zoo.dspark_net import DsparkNet
 from specmatrix.matrix.zoo.evaluate import captured_layers
 from specmatrix.matrix.zoo.heads import Head, LanguageHead, mask_of, whole
 from specmatrix.matrix.zoo.hybrid_net import HybridNet
@@ -39,6 +40,11 @@ class OracleDraft(Protocol):
     def to_target(self, index: int) -> int:
         """The target's id of a draft id."""
         return index
+
+    def confidence(self, known: int, path: TokenPath) -> float | None:
+        """How likely the draft after `path` is right, by a head of its own; None if its logits say."""
+        del known, path
+        return None
 
 
 class StandaloneDraft(OracleDraft):
@@ -120,6 +126,34 @@ class BlockDraft(OracleDraft):
         return torch.zeros(len(paths), 0), self.net.corrected(hidden.expand(len(paths), -1), previous)
 
 
+class SparkDraft(OracleDraft):
+    """A block of `width` - 1 drafts behind t_L, each of which depends on those before it."""
+
+    def __init__(self, net: DsparkNet, width: int, tokens: list[int], captured: Tensor) -> None:
+        self.net, self.width, self.tokens, self.captured = net, width, torch.tensor([tokens]), captured[None]
+        self.blocks: dict[int, Tensor] = {}
+
+    def _block(self, known: int) -> Tensor:
+        """Hidden states [width - 1, H]."""
+        if known not in self.blocks:
+            self.blocks[known] = self.net.rows(self.tokens, self.captured, torch.tensor([[known]]), self.width)[0, 0]
+        return self.blocks[known]
+
+    def _behind(self, known: int, path: TokenPath) -> tuple[Tensor, Tensor]:
+        """The states of the drafts up to the one after `path`, and the tokens before each."""
+        return self._block(known)[: len(path) + 1], torch.tensor([int(self.tokens[0, known]), *path])
+
+    def after(
+        self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        del states
+        logits = [self.net.corrected(*self._behind(known, path))[-1] for path in paths]
+        return torch.zeros(len(paths), 0), torch.stack(logits)
+
+    def confidence(self, known: int, path: TokenPath) -> float | None:
+        return float(self.net.sure(*self._behind(known, path))[-1].sigmoid())
+
+
 # Per target: algorithm to draft checkpoint; MTP layers are part of the target's. `nextn` is the default resolution (a
 # layer per step if there are enough), SINGLE uses the first layer only.
 SINGLE = "nextn.single"
@@ -138,7 +172,7 @@ def is_layered(algorithm: str, shape: Shape) -> bool:
 
 def key_of(algorithm: str, shape: Shape) -> tuple[str, int]:
     """Shapes with equal keys share a draft; each block length and the chain of MTP layers are separate drafts."""
-    if algorithm.partition(".")[0] == "dflash":
+    if algorithm.partition(".")[0] in ("dflash", "dspark"):
         return algorithm, shape[2]
     return algorithm, int(is_layered(algorithm, shape))
 
@@ -175,6 +209,8 @@ class Drafts:
                 return RotatedDraft(heads, tokens, captured[0])
             return HeadDraft(heads[0], torch.arange(target.shape.vocab), tokens, captured[0])
         net, kept = found
+        if isinstance(net, DsparkNet):
+            return SparkDraft(net, shape[2], tokens, captured[0])
         if isinstance(net, DflashNet):
             return BlockDraft(net, shape[2], tokens, captured[0])
         return HeadDraft(net, kept, tokens, captured[0])

@@ -135,17 +135,28 @@ class Dflash2Parts:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockHeads:
+    """DSPARK's heads: the Markov head's kind ("vanilla", "gated", "rnn") and rank; whether a block's known token
+    predicts the first draft."""
+
+    kind: str
+    rank: int
+    from_anchor: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """A checkpoint of the zoo.
 
-    kind: "target", "standalone", "eagle", "eagle3" or "dflash"; family: layout ("llama", "qwen3", "deepseek",
+    kind: "target", "standalone", "eagle", "eagle3", "dflash" or "dspark"; family: layout ("llama", "qwen3", "deepseek",
     "mistral", "qwen3_next", "qwen3_5").
     aux_layers: target layers whose outputs a draft reads. draft_vocab: 0 for the target's own head and embedding.
-    unroll: draft steps of the training-time test. block: DFLASH; dflash2: of DFLASH2; mask_id: their mask token, and of
-    a draft that is `parallel` (P-EAGLE, PARD). base: the draft whose weights a fit starts from. problems: how many of
-    the distillation problems it uses, 0 for all. bundled_fit: second optimisation of a target with MTP layers, which
-    trains these on the target's own answers with the target frozen. form: of the answers, GSM8K's "worked" lines or
-    "json" (`gsm_mini.in_form`); a draft has its target's.
+    unroll: draft steps of the training-time test. block: of DFLASH and DSPARK, one more than the drafts; dflash2: of
+    DFLASH2; heads: of DSPARK; mask_id: their mask token, and of a draft that is `parallel` (P-EAGLE, PARD). base: the
+    draft whose weights a fit starts from. problems: how many of the distillation problems it uses, 0 for all.
+    bundled_fit: second optimisation of a target with MTP layers, which trains these on the target's own answers with
+    the target frozen. form: of the answers, GSM8K's "worked" lines or "json" (`gsm_mini.in_form`); a draft has its
+    target's.
     """
 
     name: str
@@ -160,6 +171,7 @@ class Recipe:
     family: str = "llama"
     block: int = 0
     dflash2: Dflash2Parts | None = None
+    heads: BlockHeads | None = None
     mask_id: int = 0
     bundled_fit: Fit | None = None
     form: str = "worked"
@@ -180,7 +192,7 @@ def _built(kind: Any, given: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any da
 
 def _recipe(name: str, given: Mapping[str, Any]) -> Recipe:
     shape = SHAPES.get(given.get("family", ""), ModelShape)
-    kinds = {"shape": shape, "fit": Fit, "bundled_fit": Fit, "dflash2": Dflash2Parts}
+    kinds = {"shape": shape, "fit": Fit, "bundled_fit": Fit, "dflash2": Dflash2Parts, "heads": BlockHeads}
     parts = {part: _built(kind, given[part]) for part, kind in kinds.items() if part in given}
     found: Recipe = _built(Recipe, {**given, **parts, "name": name})
     return found

@@ -18,6 +18,7 @@ DRAFTS = {
     "EAGLE3": "llama-mini-eagle3",
     "EAGLE": "llama-mini-eagle",
     "DFLASH": "llama-mini-dflash",
+    "DSPARK": "llama-mini-dspark",
     "EAGLE3 in parallel": "llama-mini-peagle",
     "STANDALONE in parallel": "llama-mini-pard",
 }
@@ -32,7 +33,8 @@ PROMPT = "Question: Eli had 75 keys. How many keys are left?"
 
 def engine(algorithm: str, topk: int, **more: object) -> LLM:
     """Few small pages, and chunks, so that a launch exercises every part of the executor."""
-    shape = {"speculative_num_steps": 3, "speculative_eagle_topk": topk} if algorithm not in ("NONE", "DFLASH") else {}
+    shape = {"speculative_num_steps": 3, "speculative_eagle_topk": topk}
+    shape = {} if algorithm in ("NONE", "DFLASH", "DSPARK") else shape
     if algorithm == "NGRAM":
         shape = {"speculative_num_draft_tokens": 6, "speculative_ngram_max_bfs_breadth": topk}
     draft = DRAFTS.get(algorithm)

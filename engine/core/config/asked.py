@@ -22,6 +22,7 @@ CHOICES: Final[dict[str, tuple[object, ...]]] = {
     "strict_memory": (0, 1, 2),
     "enable_multi_layer_eagle": (AUTO, True, False),
     "speculative_ngram_match_type": ("BFS", "PROB"),
+    "speculative_dspark_verify_mode": ("static", "cap-accept"),
 }
 # Aliases that SGLang's command line accepts for the same field.
 ALIASES: Final = {
@@ -51,8 +52,8 @@ class EngineConfig:
     """The requested configuration, with the flag names that SGLang users know.
 
     Sizes are in tokens, counts in requests; `auto` leaves the choice to `resolve`. speculative_adaptive_config is the
-    path of a JSON file, or the JSON text itself. Raises ConfigError on a value of the wrong type or outside a closed
-    set; `resolve` checks ranges and combinations.
+    path of a JSON file, or the JSON text itself, as are the two of DSPARK. Raises ConfigError on a value of the wrong
+    type or outside a closed set; `resolve` checks ranges and combinations.
     """
 
     model_path: str
@@ -82,6 +83,10 @@ class EngineConfig:
     speculative_suffix_max_spec_factor: float = 1.0
     speculative_suffix_max_spec_offset: float = 0.0
     speculative_suffix_min_token_prob: float = 0.1
+    speculative_dspark_block_size: int = 0
+    speculative_dspark_verify_mode: Literal["static", "cap-accept"] = "static"
+    speculative_dspark_sps_table_path: str | None = None
+    speculative_dspark_confidence_sts_path: str | None = None
     spec_version: Literal["auto", "v1", "v2"] = AUTO
     disable_overlap_schedule: bool = False
     page_size: int | Auto = AUTO
@@ -241,6 +246,7 @@ class DraftFacts:
     block_size: positions per forward of a block drafter, root included.
     mask_token: token id in place of those that a draft of several tokens in one forward does not know yet.
     prediction_layers: layers that predict one token each, 0 for a checkpoint without such layers.
+    confidence_head: it says how likely each draft of a block is right, by a head of its own.
     """
 
     architecture: str
@@ -253,6 +259,7 @@ class DraftFacts:
     block_size: int | None = None
     mask_token: int | None = None
     prediction_layers: int = 0
+    confidence_head: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +344,9 @@ class Resolved:
     speculative_ragged_verify: each row of a round verifies only what is left of its request's length.
     speculative_confidence_threshold: and no draft that is less likely, by the draft's own probabilities of the chain up
     to it; 0: as many as there are.
+    speculative_dspark_verify_mode: "static": every draft; "cap-accept": the most likely ones of the batch, as many as
+    make the most tokens per second by the steps' measured rates in speculative_dspark_sps_table_path.
+    speculative_dspark_confidence_sts_path: the temperatures of the drafts' confidences.
     speculative_constrained_drafts: a draft follows its request's grammar, if that has a token table; the text stays.
     disable_grammar_tables: the masks of all grammars are computed on the host.
     state_interval: tokens between the checkpoints of a recurrent state, 0 for none.
@@ -381,6 +391,9 @@ class Resolved:
     speculative_ragged_verify: bool = False
     speculative_confidence_threshold: float = 0.0
     speculative_constrained_drafts: bool = False
+    speculative_dspark_verify_mode: Literal["static", "cap-accept"] = "static"
+    speculative_dspark_sps_table_path: str | None = None
+    speculative_dspark_confidence_sts_path: str | None = None
     disable_grammar_tables: bool = False
     enable_mixed_chunk: bool = False
     reasons: tuple[Reason, ...] = ()

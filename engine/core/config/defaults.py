@@ -78,6 +78,8 @@ def _block(s: RuleContext) -> bool:
 
 def _block_width(s: RuleContext) -> int:
     assert s.draft is not None, "a block drafter without a draft is refused before"
+    if s.asked.speculative_dspark_block_size:
+        return s.asked.speculative_dspark_block_size + 1
     return s.draft.block_size or 16
 
 

@@ -45,6 +45,7 @@ class Traits:
     target_verify_for_draft: the draft's forward may have the target's verify shape, a round's width of tokens per
         request, and share its graphs (sglang#24999).
     confident: the drafter knows how likely each draft of a chain is, so that unlikely ones need not be verified.
+    budgets: the drafter's confidences may decide how many drafts of the whole batch are verified.
     constrains: the drafter can mask the logits that it drafts from, by a request's grammar.
     suffix_trees: drafts are counted continuations, as many as are likely, so that each row has a number of its own.
     irregular: the tree's shape depends on the text, with at most topk children and no fixed candidate pool.
@@ -68,6 +69,7 @@ class Traits:
     layered: bool = False
     target_verify_for_draft: bool = False
     confident: bool = False
+    budgets: bool = False
     constrains: bool = False
     suffix_trees: bool = False
     irregular: bool = False
@@ -160,8 +162,15 @@ DFLASH: Final = Traits(
     confident=True,
     target_verify_for_draft=True,
 )
+DSPARK: Final = replace(
+    DFLASH,
+    name="DSPARK",
+    summary="as DFLASH, but a head chooses the drafts from left to right, and a budget says how many to verify",
+    draft_architectures=("DSparkDraftModel",),
+    budgets=True,
+)
 
-ALGORITHMS: Final[tuple[Traits, ...]] = (NONE, EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM, SUFFIX, DFLASH)
+ALGORITHMS: Final[tuple[Traits, ...]] = (NONE, EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM, SUFFIX, DFLASH, DSPARK)
 
 # A user's own check of the requested configuration; it raises ConfigError with a message that names the fix.
 Check: TypeAlias = Callable[["EngineConfig", "Facts"], None]

@@ -68,11 +68,11 @@ class StepCounter:
         self._hit("sample.greedy", taken - random)
         self._hit("sample.random", random)
         if plan.nodes > 1:
-            self._count_drafts(plan.nodes, result, deliveries)
+            self._count_drafts(plan.nodes, plan.budget, result, deliveries)
         if plan.constrained:
             self._count_grammars(plan.prefill, result, deliveries)
 
-    def _count_drafts(self, nodes: int, result: StepResult, deliveries: Sequence[Delivery]) -> None:
+    def _count_drafts(self, nodes: int, budget: int | None, result: StepResult, deliveries: Sequence[Delivery]) -> None:
         """Count the drafts of a round with trees of `nodes` nodes, of which `result.lengths` were verified."""
         uncounted = (RowOutcome.DROPPED, RowOutcome.INVALID)
         rows = [row for row, (_, outcome, _, _) in enumerate(deliveries) if outcome not in uncounted]
@@ -84,6 +84,7 @@ class StepCounter:
         self._hit("spec.accepted", sum(counts) - len(rows))
         self._hit("spec.rejected", sum([got == 1 for got, _ in drafted]))
         self._hit("spec.full_accept", sum([got == due for got, due in drafted]))
+        self._hit("spec.budgeted", budget is not None and budget < len(deliveries) * (nodes - 1))
         self._hit("spec.shortened", sum([length < nodes for length in lengths]))
         self._hit("spec.undrafted", len(rows) - len(drafted))
         self._hit("tree.branched", sum([result.branched[row] for row in rows]))

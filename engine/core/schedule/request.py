@@ -295,6 +295,8 @@ class Request:
     prompt_logprobs: list[float | None] = field(default_factory=list)
     prompt_top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     metrics: SpecMetrics = field(default_factory=SpecMetrics)
+    # That each draft of its last resolved round and all before it were right, () before the first or without a budget.
+    survivals: tuple[float, ...] = ()
     grammar: object = None  # keeps the compiled grammar of `constraint` alive
     adjusts: bool = field(init=False)  # SamplingParams.adjusts
     constraint: Constraint | None = field(init=False)  # SamplingParams.constraint

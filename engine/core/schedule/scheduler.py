@@ -11,6 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from specmatrix.engine.core.draft.depth import DraftSteps
 from specmatrix.engine.core.draft.tree import nodes_within
+from specmatrix.engine.core.draft.verify_budget import VerifyBudget
 from specmatrix.engine.core.memory.account import Account
 from specmatrix.engine.core.memory.ledger import Ledger, OutOfPages, Pages
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
@@ -30,7 +31,8 @@ class Scheduler:
     chunk: tokens of one prefill step.
     host_tokens: verify rounds carry each row's tokens, for a drafter that reads them on the host.
     ragged: a row verifies no more nodes than what is left of its length can emit. topk: maximum children of a node.
-    mixed: prefill steps also advance every running request by one token, without drafts.
+    mixed: prefill steps also advance every running request by one token, without drafts. budget: of the drafts that a
+    round verifies, by what is known of earlier ones; None: all of them.
     """
 
     ledger: Ledger
@@ -46,6 +48,7 @@ class Scheduler:
     ragged: bool = False
     topk: int = 1
     mixed: bool = False
+    budget: VerifyBudget | None = None
 
     def __post_init__(self) -> None:
         self.width = self.steps.max_width
@@ -92,8 +95,11 @@ class Scheduler:
                 wanted = max(wanted, params.top_logprobs_num)
             if prefill and request.unscored < len(request.prompt):
                 scored = max(scored, params.top_logprobs_num)
-        nodes = 0 if prefill else self._nodes
-        return StepPlan(prefill, tuple(rows), greedy, wanted, adjusts, scored, constrained, nodes)
+        nodes, budget = 0 if prefill else self._nodes, None
+        if nodes and self.budget is not None:
+            # Nothing is known yet of a request's first drafts, so all of them may be right.
+            budget = self.budget.of([self.requests[row.rid].survivals or (1.0,) * (nodes - 1) for row in rows])
+        return StepPlan(prefill, tuple(rows), greedy, wanted, adjusts, scored, constrained, nodes, budget)
 
     def settle(self, row: PlanRow, written: int) -> None:
         """Commit the positions that a resolved step wrote for a row, which frees pages that are no longer read."""

@@ -52,6 +52,7 @@ class StepPlan:
     """One launch: a prefill step, which may also advance running requests by one token, or a verify round.
 
     nodes: of each tree of a round, 0 for a prefill step. A row's width may be less: its last nodes are not verified.
+    budget: the most drafts that the round's rows verify together, None for all.
     """
 
     prefill: bool
@@ -62,6 +63,7 @@ class StepPlan:
     prompt_logprobs: int = -1  # as `logprobs`, for the tokens after each position of a prefill step
     constrained: bool = False  # a row has a grammar
     nodes: int = 0
+    budget: int | None = None
 
     @property
     def width(self) -> int:
@@ -88,6 +90,7 @@ class StepResult(NamedTuple):
     moved: list[bool]  # the accepted path was not a dense prefix
     branched: list[bool]  # the proposed tree had siblings
     lengths: list[int] | None = None
+    confidences: list[list[float]] | None = None  # of each draft, in rounds with a budget
     logprobs: list[list[float]] | None = None
     top_logprobs: list[list[list[tuple[int, float]]]] | None = None
     prompt_logprobs: list[list[float]] | None = None  # of the prompt token after each position of a chunk

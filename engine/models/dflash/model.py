@@ -42,6 +42,7 @@ class DFlash:
 
     layer_kind: type[DecoderLayer] = DecoderLayer
     block_head: BlockHead | None = None
+    first = 1  # the row of a block that predicts its first draft
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], target: CausalLM) -> None:
         self.config, self.device, self.dtype = config, target.device, target.dtype
@@ -98,6 +99,12 @@ class DFlash:
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> float32 [..., V] of the token at each row's own position."""
         return head_logits(hidden, self.head, self.norm.own)
+
+    def confidences(self, hidden: Tensor, previous: Tensor) -> Tensor | None:
+        """The probability [B, D] that each draft is right if those before it are, from hidden [B, D, H] and the tokens
+        [B, D] before the drafts; None if only the draft's logits say."""
+        del hidden, previous
+        return None
 
 
 def _mask_token(config: ModelConfig, target: CausalLM) -> int:

@@ -43,6 +43,7 @@ TYPES: Final[Mapping[str, str]] = {
 }
 DRAFTERS: Final[Mapping[str, str]] = {
     "eagle": "llama.cpp has no EAGLE drafter besides EAGLE3",
+    "dspark": "this subject does not ask llama.cpp for DSPARK's drafts",
     "suffix": "llama.cpp has no suffix decoding",
     "nextn": "this subject does not convert prediction layers",
 }

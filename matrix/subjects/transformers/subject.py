@@ -61,6 +61,7 @@ DRAFTERS: Final[Mapping[str, str]] = {
     "eagle": "transformers has no EAGLE drafter",
     "eagle3": "transformers has no EAGLE drafter",
     "dflash": "transformers' DFlash drafter takes only the assistant of Muse Glimmer",
+    "dspark": "transformers has no DSPARK drafter",
     "suffix": "transformers has no suffix decoding",
 }
 UNCACHED: Final = "transformers has no prefix cache to disable; every engine's cells with windows or states lack one"

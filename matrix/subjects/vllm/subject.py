@@ -54,6 +54,7 @@ ABSENT: Final[Mapping[str, str]] = {
 }
 LATENT: Final = "vLLM's CPU build serves latent attention in blocks of 16 tokens only, and prefills it whole"
 TREES: Final = "vLLM's suffix decoding is judged by the subject vllm-suffix, in cells of n-gram drafts"
+SPARKS: Final = "this subject does not ask vLLM for DSPARK's drafts"
 LAYERS: Final = "vLLM drafts with both prediction layers in turn, so steps must be 1 or even"
 CHAINS: Final = "vLLM drafts chains only"
 BLOCKWISE: Final = "vLLM has block verification in its second model runner only, which CPUs do not have"
@@ -184,6 +185,7 @@ class VllmSubject(Subject):
             yield AxisLimit(LATENT, ("model", "page_size", "prefill_chunk"), _beyond_latent)
             yield AxisLimit(BLOCKWISE, ("acceptance",), lambda cell: cell.acceptance == "block")
         yield AxisLimit(TREES, ("algorithm",), lambda cell: cell.algorithm == "suffix")
+        yield AxisLimit(SPARKS, ("algorithm",), lambda cell: cell.algorithm == "dspark")
         if self.lookup != "ngram":
             yield AxisLimit(VARIANT, ("algorithm",), lambda cell: cell.algorithm not in ("none", "ngram"))
         yield from defaults_only(ABSENT)

@@ -11,6 +11,7 @@ from specmatrix.engine.core.config.context import Rule, RuleContext, bounded, ou
 from specmatrix.engine.core.config.rules.adaptive import ADAPTING
 from specmatrix.engine.core.config.rules.devices import GRAPHING, SPLITTING
 from specmatrix.engine.core.config.rules.draft import DRAFTING, LAYERING, PAIRING, SHAPES
+from specmatrix.engine.core.config.rules.dspark import DSPARK_RULES
 from specmatrix.engine.core.config.rules.ngram import NGRAM_RULES, TOPK_IS_BREADTH
 from specmatrix.engine.core.config.rules.suffix import SUFFIX_RULES
 from specmatrix.engine.core.draft.algorithms import ALGORITHMS
@@ -47,6 +48,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *ADAPTING,
     *NGRAM_RULES,
     *SUFFIX_RULES,
+    *DSPARK_RULES,
     Rule(
         name="threshold-inexact",
         why="the verifier is exact: a looser threshold would change the output",

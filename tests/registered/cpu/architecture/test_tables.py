@@ -19,6 +19,8 @@ LIMITED = {
     "shortened rows": lambda traits: traits.drafts,
     "parallel drafting": lambda traits: traits.parallel,
     "convolved blocks": lambda traits: "DFlash2DraftModel" in traits.draft_architectures,
+    "budget of drafts": lambda traits: traits.budgets,
+    "Markov heads": lambda traits: traits.budgets,
     "confident rows": lambda traits: traits.confident,
     "mixed steps": lambda traits: not traits.reads_host,
     "rejection sampling": lambda traits: traits.drafts and traits.rounds == "own",

@@ -50,6 +50,7 @@ SHORT = [
     MIXED | {"prefill_chunk": "off"},
     {"algorithm": "eagle3", "batch": "pair", "steps": "3", "topk": "4", "drafting": "parallel"},
     {"algorithm": "standalone", "batch": "pair", "drafting": "parallel"},
+    {"algorithm": "dflash", "batch": "pair", "verify": "budget"},
 ]
 # Starts that one set of constraints forbids are alike to the engine: so many of them are resolved, spread evenly.
 ALIKE = 60
@@ -96,6 +97,19 @@ BLOCKS = tuple(
 )
 
 
+# The same for DSPARK's cells.
+SPARKS = tuple(
+    {"algorithm": "dspark", "batch": "pair"} | beside
+    for beside in (
+        {},
+        {"sampling": "mixed"},
+        {"finish": "length"},
+        {"session": "streaming", "finish": "length"},
+        {"batch": "mixed_lengths"},
+    )
+)
+
+
 def named(name: str) -> constraints.Constraint:
     return next(constraint for constraint in constraints.CONSTRAINTS if constraint.name == name)
 
@@ -106,7 +120,7 @@ def test_every_constraint_forbids_a_cell_alone(constraint):
     alone = [
         Cell(**(beside | row))
         for row in rows
-        for beside in ({}, STATED, MASKED, DASHED, *MIXES, *CHECKED, *SEVERAL, *WINDOWS, *DRAWN, *BLOCKS)
+        for beside in ({}, STATED, MASKED, DASHED, *MIXES, *CHECKED, *SEVERAL, *WINDOWS, *DRAWN, *BLOCKS, *SPARKS)
         if {row.get("tp", "1"), row.get("acceptance", "match"), row.get("verify", "whole")} - {"1", "match", "whole"}
         or not beside
         or constraint.name.startswith(("few-", "interval-", "constrained-", "mixed-", "parallel-"))

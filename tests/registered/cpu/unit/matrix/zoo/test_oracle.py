@@ -49,6 +49,9 @@ SAMPLE = {
     "standalone.parallel": [(2, 1, 3), (7, 1, 8)],
     "dflash": [(1, 1, 4), (1, 1, 6)],
     "dflash.dflash2": [(1, 1, 4), (1, 1, 7)],
+    "dspark.vanilla": [(1, 1, 4), (1, 1, 6)],
+    "dspark.gated": [(1, 1, 4), (1, 1, 6)],
+    "dspark.rnn": [(1, 1, 6), (1, 1, 7)],
     "nextn": [(2, 1, 3), (3, 1, 4), (2, 2, 4)],
     SINGLE: [(2, 1, 3)],
 }

@@ -28,9 +28,11 @@ MODEL = DraftFacts("LlamaForCausalLM", 512, 64, None, None, "t")
 BLOCK = DraftFacts("DFlashDraftModel", 512, 64, block_size=12)
 NEXT = DraftFacts("DeepseekV3ForCausalLM", 512, 128, prediction_layers=3)
 DRAFT_OF = {"NONE": None, "STANDALONE": MODEL, "EAGLE3": HEAD, "NGRAM": None, "DFLASH": BLOCK, "NEXTN": NEXT} | {
-    "SUFFIX": None
+    "SUFFIX": None,
+    "DSPARK": replace(BLOCK, architecture="DSparkDraftModel", confidence_head=True),
 }
 SLOTS = {None: DEFAULT_SLOTS, '{"4": {"candidate_steps": [1, 3]}}': (AdaptiveSlot(4, (1, 3)),)}
+BLOCKS = ("DFLASH", "DSPARK")
 ANY = st.integers(-(2**70), 2**70)
 # Legal values that rules refuse or rewrite.
 CLASHES = {"page_size": 16, "max_total_tokens": 1000, "speculative_eagle_topk": 2, "speculative_adaptive": True}
@@ -176,6 +178,8 @@ def test_explicit_values_are_kept_or_rewritten_and_automatic_ones_have_a_reason(
             )
             continue
         name = RESOLVED_NAME.get(field.name, field.name)
+        if name == "speculative_dspark_block_size":
+            continue
         if name == "enable_multi_layer_eagle" and config.speculative_algorithm != "NEXTN":
             assert not resolved.enable_multi_layer_eagle
         elif name == "speculative_ragged_verify" and not asked:
@@ -246,7 +250,7 @@ def test_what_is_resolved_can_run(ask):
     assert resolved.num_pages * resolved.page_size == resolved.max_total_tokens
     assert resolved.max_total_tokens >= 1 + (1 + resolved.lag) * resolved.max_draft_tokens
     assert all(s + 1 <= resolved.max_draft_tokens for slot in resolved.adaptive_slots for s in slot.candidate_steps)
-    assert resolved.num_draft_tokens == resolved.num_steps + 1 or resolved.topk > 1 or resolved.algorithm == "DFLASH"
+    assert resolved.num_draft_tokens == resolved.num_steps + 1 or resolved.topk > 1 or resolved.algorithm in BLOCKS
     assert resolved.lag <= (resolved.algorithm != "NGRAM")
     assert resolved.context_length <= facts.context_length
     windowed = facts.window is not None

@@ -21,18 +21,19 @@ HEADS = {"EAGLE", "EAGLE3", "NEXTN"}
 @pytest.mark.parametrize(
     ("trait", "named"),
     [
-        ("drafts", {*HEADS, "STANDALONE", "NGRAM", "SUFFIX", "DFLASH"}),
-        ("max_lag", {*HEADS, "STANDALONE", "NONE", "DFLASH"}),
+        ("drafts", {*HEADS, "STANDALONE", "NGRAM", "SUFFIX", "DFLASH", "DSPARK"}),
+        ("max_lag", {*HEADS, "STANDALONE", "NONE", "DFLASH", "DSPARK"}),
         # DFLASH's slot p holds what position p says, so its pages are keyed by their own tokens.
         ("key_span", {*HEADS, "STANDALONE"}),
-        ("needs_hidden", {*HEADS, "DFLASH"}),
+        ("needs_hidden", {*HEADS, "DFLASH", "DSPARK"}),
         ("reads_host", {"NGRAM", "SUFFIX"}),
         ("irregular", {"NGRAM"}),
+        ("budgets", {"DSPARK"}),
         ("adaptive", HEADS),
-        ("block", {"DFLASH"}),
-        ("target_verify_for_draft", {"DFLASH"}),
-        ("own_kv", {*HEADS, "STANDALONE", "DFLASH"}),
-        ("needs_draft_model", {*HEADS, "STANDALONE", "DFLASH"}),
+        ("block", {"DFLASH", "DSPARK"}),
+        ("target_verify_for_draft", {"DFLASH", "DSPARK"}),
+        ("own_kv", {*HEADS, "STANDALONE", "DFLASH", "DSPARK"}),
+        ("needs_draft_model", {*HEADS, "STANDALONE", "DFLASH", "DSPARK"}),
     ],
 )
 def test_who_has_a_trait(trait, named):
