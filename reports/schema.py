@@ -7,7 +7,7 @@ The header holds the axis values that a cell omits.
 
 Numbers of a gate, where plots and comparisons read them (other gates may hold any numbers):
 
-- `acceptance`: `length` (tokens per verify round, bonus included), `reference`, `per_position` (list of rates);
+- `acceptance`: `length` (tokens per verify round, bonus included), `reference`, `per_position`, `per_round` (rates);
   optional `ratio` (of the two; then the gate's interval is that of the ratio, else that of the length), `emitted`
   and `rounds`, two lists with one entry per prompt, which make two reports comparable pair by pair, and `questions`,
   the numbers of the prompts' questions

@@ -95,8 +95,9 @@ IGNORED: Final = (
 DFLASH2_FIELDS: Final = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k", "conv_type")
 CONVOLUTION: Final = "grouped_dynamic_depthwise"
 UNSUPPORTED_SCALES: Final = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
-# The mask token of a draft that predicts all steps in one forward, by vLLM's names.
+# The mask token of a draft that predicts all steps in one forward, by vLLM's names, and without these.
 MASK_TOKENS: Final = ("pard_token", "ptd_token_id")
+MASK_TOKEN: Final = "mask_token_id"
 # Fields of PARD-2 drafts, which read the target's states and begin at the first token.
 UNSUPPORTED_PARD2: Final = ("pard2", "pard2_target_dim", "pard2_target_layers")
 AUX_IDS: Final = "eagle_aux_hidden_state_layer_ids"
@@ -135,6 +136,8 @@ def read_mask_token(architecture: str, fields: ConfigReader) -> int | None:
     found = {name: token(fields, name) for name in MASK_TOKENS if fields.raw.get(name) is not None}
     if not fields.flag("parallel_drafting", bool(found)):
         return None
+    if not found and fields.raw.get(MASK_TOKEN) is not None:
+        found = {MASK_TOKEN: token(fields, MASK_TOKEN)}
     if len(set(found.values())) != 1:
         raise ConfigError(
             f"{fields.file}: parallel drafting needs one mask token, got {shown(found)}; set {' or '.join(MASK_TOKENS)}"

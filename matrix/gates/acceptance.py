@@ -509,12 +509,12 @@ def _interval(measured: Sequence[Rounds]) -> tuple[float, float] | None:
 
 
 def _numbers(measured: Sequence[Rounds], pairs: Sequence[RoundsPair]) -> dict[str, Number]:
-    """per_position: how often each draft was accepted where those before it were and it was verified."""
+    """per_position: how often each draft was accepted where those before it were and it was verified; per_round: in
+    how many rounds it was accepted, whether verified or not."""
     emitted = sum(one.emitted for one in measured)
     engine, oracle = sum(one.engine for one in measured), sum(one.oracle for one in measured)
-    rounds = [
-        one for pair in pairs for one in zip_longest(pair.mine, pair.caps[: len(pair.mine)], fillvalue=sys.maxsize)
-    ]
+    verified = [(pair.mine, (pair.caps or pair.widths)[: len(pair.mine)]) for pair in pairs]
+    rounds = [one for pair in verified for one in zip_longest(*pair, fillvalue=sys.maxsize)]
     drafts = [length - 1 for length, _ in rounds]
     reached = [sum(length > j and cap > j + 1 for length, cap in rounds) for j in range(max(drafts) + 1)]
     return {
@@ -523,6 +523,7 @@ def _numbers(measured: Sequence[Rounds], pairs: Sequence[RoundsPair]) -> dict[st
         "ratio": oracle / engine,
         "prompts": len(measured),
         "per_position": [round(sum(d > j for d in drafts) / reached[j], 4) for j in range(max(drafts))],
+        "per_round": [round(sum(d > j for d in drafts) / len(drafts), 4) for j in range(max(drafts))],
         "emitted": [one.emitted for one in measured],
         "rounds": [one.engine for one in measured],
     }

@@ -105,7 +105,7 @@ class SuffixTree:
         child = node.children.get(token)
         if child is None:
             child = node.children[token] = SuffixNode(self._ranks)
-        else:
+        elif node is not self.root:  # whose children no draft chooses from
             equals = (other for other in node.children.values() if other.count == child.count)
             child.rank = -self._ranks if all(child.rank <= other.rank for other in equals) else self._ranks
         child.count += 1

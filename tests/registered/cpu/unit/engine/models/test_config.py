@@ -109,6 +109,8 @@ def test_dflash_fields(read):
         ({"ptd_token_id": 96, "parallel_drafting": True}, 96),
         ({"pard_token": 5, "ptd_token_id": 5}, 5),
         ({"ptd_token_id": 5, "parallel_drafting": False}, None),
+        ({"mask_token_id": 7, "parallel_drafting": True}, 7),
+        ({"mask_token_id": 7, "ptd_token_id": 5}, 5),
         ({"pard_token": None, "mask_token_id": 5}, None),
     ],
 )
