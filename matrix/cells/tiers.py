@@ -86,7 +86,7 @@ STARTS: Final = 8
 # Chains, a tree and each drafter, alone and in a batch, and one cell for each number of ranks.
 TIMED_CELLS: Final = (
     "eagle3.s3.v1", "eagle3.s3.v2", "eagle3.s3.v2.burst", "eagle3.s3.k4.n8.v2", "standalone.s3", "ngram", "suffix",
-    "dflash", "nextn.deepseek.s2.v2", "eagle3.tp2.pair", "eagle3.tp4.pair", "eagle3.tp8.pair",
+    "dflash", "dspark.vanilla.pair", "nextn.deepseek.s2.v2", "eagle3.tp2.pair", "eagle3.tp4.pair", "eagle3.tp8.pair",
 )  # fmt: skip
 # Axis values for which speed is meaningless or means something else.
 UNTIMED: Final = (

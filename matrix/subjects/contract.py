@@ -28,7 +28,10 @@ from specmatrix.matrix.workloads.request import RequestSpec
 # The first of these that the subject supports; two asks also show whether they depend on each other. A running server
 # may support none without a drafter.
 PLAIN: Final = (Cell(batch="pair"), Cell())
-DRAFTED: Final = tuple(Cell(algorithm=name, batch="pair") for name in axis("algorithm").names[1:])
+HEADS: Final = {"dspark": "vanilla"}  # how the drafts are computed of an algorithm whose cells must say it
+DRAFTED: Final = tuple(
+    Cell(algorithm=name, batch="pair", drafting=HEADS.get(name, "stepwise")) for name in axis("algorithm").names[1:]
+)
 # More tokens than any zoo model's context.
 TOO_MANY: Final = 20_000
 ABORT_AFTER: Final = 5

@@ -77,6 +77,8 @@ spec.accepted+ eagle3 dflash eagle3.pair.abort_running eagle3.stream.abort_runni
   dflash.topk_topp.abort_running
 spec.shortened+ eagle3.s3.room.mixed_lengths.length eagle3.s3.confident.mixed_lengths not eagle3.s3.mixed_lengths.length
   eagle3.s3.room.pair.length eagle3.s3.room.mixed_lengths eagle3.s3.confident.pair
+spec.budgeted+ dspark.budget.vanilla.mixed_lengths.mixed not dspark.budget.vanilla.pair dspark.vanilla.pair
+spec.budgeted- dspark.vanilla.pair eagle3.s3.confident.pair not dspark.budget.vanilla.pair
 spec.shortened- eagle3.s3 none not eagle3.s3.room.pair
 tree.branched+ eagle3.s3.k4.n8 not eagle3.s3 none
 tree.branched- eagle3.s3 none not eagle3.s3.k4.n8

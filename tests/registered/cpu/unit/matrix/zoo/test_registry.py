@@ -23,7 +23,7 @@ def test_the_committed_checkpoints_are_intact(name):
 
 def test_all_checkpoints_together_are_small():
     files = [path for path in registry.CHECKPOINTS.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 24e6
+    assert sum(path.stat().st_size for path in files) < 25e6
     assert (registry.CHECKPOINTS / "llama-mini" / "model.safetensors").stat().st_size < 3e6
 
 
