@@ -9,12 +9,12 @@ from typing import Annotated, Final
 import typer
 from msgspec.structs import replace
 
-from specmatrix.ci.run import show_run
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.gates.same_texts import SameTexts
 from specmatrix.matrix.run.provenance import merged_host
 from specmatrix.options import Json, Junit
 from specmatrix.reports.render.run import write_run
+from specmatrix.reports.render.terminal import show_run
 from specmatrix.reports.schema import REPORT_FILE, Header, ShardRecord
 from specmatrix.reports.schema import Json as JsonValue
 from specmatrix.reports.store import Report, ReportWriter, load

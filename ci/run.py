@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -38,12 +37,9 @@ from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.options import WORKERS
 from specmatrix.reports.atomic import check_place
-from specmatrix.reports.render.console import StdoutConsole
-from specmatrix.reports.render.junit import write_junit
 from specmatrix.reports.render.run import RunView, write_explained, write_run
-from specmatrix.reports.render.terminal import print_run
+from specmatrix.reports.render.terminal import show_run
 from specmatrix.reports.schema import (
-    PAGE_FILE,
     REFERENCE,
     REPORT_FILE,
     Cause,
@@ -190,20 +186,6 @@ def hash_of(only: Subset, cells: Sequence[Cell], options: RunOptions, data_hash:
     for cell in cells:
         only(cell, options.seed)
     return f"{data_hash} {only.options}"
-
-
-def show_run(view: RunView, out: Path, explained: Sequence[Path], json_: bool, junit: Path | None = None) -> None:
-    """Print a run, as text or as the JSON of its summary, and write it to `junit`. explained: pages of steps."""
-    if junit is not None:
-        write_junit(view, junit)
-    if json_:
-        print(json.dumps(view.summary.to_json(), indent=2))
-        return
-    console = StdoutConsole()
-    print_run(view, console)
-    for page in explained:
-        console.print(f"explained: {page}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"report: {out / PAGE_FILE}", highlight=False, markup=False, soft_wrap=True)
 
 
 def chosen_by(options: RunOptions, engine: Subject | None) -> list[Cell]:

@@ -21,11 +21,10 @@ from specmatrix.matrix.cover.selection import WEIGHTS
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.record import start_record
 from specmatrix.matrix.zoo.published.pairs import COLLAPSE, PAIRS, ModelPair, collapsed, pair_of
-from specmatrix.reports.render.console import StdoutConsole
 from specmatrix.reports.render.progress import counting
 from specmatrix.reports.render.run import write_run
-from specmatrix.reports.render.terminal import print_run
-from specmatrix.reports.schema import PAGE_FILE, CellRecord, CellResult, CellState, GateResult, Header, StartRecord
+from specmatrix.reports.render.terminal import show_run
+from specmatrix.reports.schema import CellRecord, CellResult, CellState, GateResult, Header, StartRecord
 from specmatrix.reports.stats import wilson
 from specmatrix.reports.store import ReportWriter
 
@@ -57,12 +56,7 @@ def main_weights(
             writer.write(replace(record, repro=f'specmatrix accuracy {words} --out "$(mktemp -d)"'))
     with writer.read() as report:
         view = write_run(report)
-    if json_:
-        print(json.dumps(view.summary.to_json(), indent=2))
-    else:
-        console = StdoutConsole()
-        print_run(view, console)
-        console.print(f"report: {out / PAGE_FILE}", highlight=False, markup=False, soft_wrap=True)
+    show_run(view, out, (), json_)
     return int(view.verdict != "green")
 
 

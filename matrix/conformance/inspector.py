@@ -18,7 +18,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -69,20 +69,17 @@ OPERATIONS: Final = {
 COPIES: Final = ("to", "_to_copy", "copy_")
 
 
-class SyncDetector:
+class SyncDetector(ExitStack):
     """While entered, `seen` is set to the name of the first read; the read itself proceeds, so results stay correct."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.seen: str | None = None
-        self._modes = ExitStack()
 
-    def __enter__(self) -> SyncDetector:
-        self._modes.enter_context(_Methods(self))
-        self._modes.enter_context(_Operations(self))
+    def __enter__(self) -> Self:
+        self.enter_context(_Methods(self))
+        self.enter_context(_Operations(self))
         return self
-
-    def __exit__(self, *error: object) -> None:
-        self._modes.close()
 
 
 class _Methods(TorchFunctionMode):

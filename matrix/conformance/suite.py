@@ -95,8 +95,9 @@ def run_suite(traits: Traits, asked: Mapping[str, Any], locate: Locate) -> Itera
     run.
     """
     shared: dict[str, Any] = {**STRICT, **asked, "speculative_algorithm": traits.name}
-    plain_engine = LLM(EngineConfig.from_flags(_without_draft(asked)), locate)
-    plain, long = _answers(plain_engine), plain_engine.generate(PROMPTS, FORCED_PARAMS)
+    without_draft = {name: value for name, value in asked.items() if not name.startswith("speculative_")}
+    plain_engine = LLM(EngineConfig.from_flags(without_draft), locate)
+    plain, long = (plain_engine.generate(PROMPTS, params) for params in (PARAMS, FORCED_PARAMS))
     for shape, sizes in shapes(traits, asked).items():
         for name, start in STARTS.items():
             yield _result(
@@ -123,14 +124,6 @@ def shapes(traits: Traits, asked: Mapping[str, object]) -> dict[str, dict[str, o
     return known
 
 
-def _without_draft(asked: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in asked.items() if not name.startswith("speculative_")}
-
-
-def _answers(llm: LLM) -> list[Output]:
-    return llm.generate(PROMPTS, PARAMS)
-
-
 def _result(start: str, traits: Traits, config: EngineConfig, locate: Locate, plain: Sequence[Output]) -> StartResult:
     with warnings.catch_warnings():
         # The same message is among the violations.
@@ -139,7 +132,7 @@ def _result(start: str, traits: Traits, config: EngineConfig, locate: Locate, pl
             llm = LLM(config, locate)
             inspected = inspect_drafter(llm)
             # In the second pass the prompts are cached.
-            first, second = _answers(llm), _answers(llm)
+            first, second = (llm.generate(PROMPTS, PARAMS) for _ in range(2))
     violations = [llm.drafter_error] if llm.drafter_error is not None else []
     violations += inspected.violations if inspected is not None else ()
     violations += [f"the drafter of {traits.name} {change}" for change in changes]

@@ -86,10 +86,8 @@ class Matrix:
     @property
     def sole(self) -> dict[str, tuple[str, ...]]:
         """Detector to the faults that it alone kills."""
-        alone = {
-            gate: tuple(k.fault.id for k in self.kills if k.killed_by == (gate,)) for gate in (*DETECTORS, *own_names())
-        }
-        return alone
+        gates = (*DETECTORS, *own_names())
+        return {gate: tuple(k.fault.id for k in self.kills if k.killed_by == (gate,)) for gate in gates}
 
     @property
     def ok(self) -> bool:

@@ -315,12 +315,9 @@ FlagOutcomes: TypeAlias = Mapping[str, Mapping[str, str]]
 
 def flags_of(config: EngineConfig) -> dict[str, str]:
     """The flags of a configuration, as typed on a command line."""
-    typed = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in _set(config)}
+    given = {name: value for name, value in asdict(config).items() if value is not None}
+    typed = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
     return {f"--{name.replace('_', '-')}": text for name, text in typed.items()}
-
-
-def _set(config: EngineConfig) -> list[tuple[str, object]]:
-    return [(name, value) for name, value in asdict(config).items() if value is not None]
 
 
 def with_flags(start: Cell, words: str) -> tuple[dict[str, str], Facts]:

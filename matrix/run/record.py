@@ -52,11 +52,8 @@ def judged(
 ) -> CellResult:
     """The record of a cell with gate outcomes; NOT MEASURED without any."""
     states = {outcome.state for outcome in outcomes}
-    state: CellState = "PASS"
-    if State.FAIL in states:
-        state = "FAIL"
-    elif State.NOT_MEASURED in states or not outcomes:
-        state = "NOT MEASURED"
+    lacking = State.NOT_MEASURED in states or not outcomes
+    state: CellState = "FAIL" if State.FAIL in states else "NOT MEASURED" if lacking else "PASS"
     error = None if outcomes else "no gate applied to this cell"
     made = record(prepared, state, engine, evidence, outcomes, error, command)
     return structs.replace(made, first_red=first_red)

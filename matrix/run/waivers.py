@@ -48,8 +48,7 @@ def load_waivers(path: Path | None) -> tuple[WaiverRule, ...]:
         raise ConfigError(f"the waivers {shown(str(path))} are not YAML: {shown(str(error))}") from error
     if read is not None and not isinstance(read, list):
         raise ConfigError(f"the waivers {shown(str(path))} must be a list, got {_short(read)}")
-    rules = tuple(_rule(entry, f"waiver {number} of {path}") for number, entry in enumerate(read or (), 1))
-    return rules
+    return tuple(_rule(entry, f"waiver {number} of {path}") for number, entry in enumerate(read or (), 1))
 
 
 def file_option(path: Path) -> str:

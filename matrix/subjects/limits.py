@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from dataclasses import fields
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -38,9 +37,9 @@ def obstacle(cell: Cell, limits: Iterable[AxisLimit], reasons: Iterable[str]) ->
 def untranslated(requests: Iterable[RequestSpec], read: Set[str]) -> Iterator[str]:
     """A sentence for each field of a request that has another value than its default and is not in `read`."""
     for request in requests:
-        for field in fields(request):
-            if field.name not in read and getattr(request, field.name) != field.default:
-                yield f"this subject does not translate {field.name} of a request"
+        yield from (
+            f"this subject does not translate {name} of a request" for name in request.changed if name not in read
+        )
 
 
 def chain_depth(cell: Cell, auto: Mapping[str, int] = AUTO_DEPTHS) -> int:

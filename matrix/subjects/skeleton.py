@@ -7,7 +7,6 @@ docs/subjects.md explains the classes and their fields.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from specmatrix.matrix.subjects.protocol import (
@@ -55,9 +54,9 @@ class MySubject(Subject):
         if cell.algorithm not in MODES:
             return Unsupported(f"it has no {cell.algorithm}")
         for request in prepared.requests:
-            for field in fields(request):
-                if field.name not in FIELDS and getattr(request, field.name) != field.default:
-                    return Unsupported(f"it does not translate {field.name} of a request")
+            for name in request.changed:
+                if name not in FIELDS:
+                    return Unsupported(f"it does not translate {name} of a request")
         models = {"target": cell.target} | ({"draft": cell.draft} if cell.draft else {})
         return EngineCommand({"mode": MODES[cell.algorithm]}, models, tuple(map(ask, prepared.requests)))
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import tokenizers
 
-from specmatrix import HOME
+from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.workloads.request import RequestSpec
 
 FILE: Final = Path(__file__).with_name("grammars.yaml")
@@ -72,6 +71,5 @@ def constrained(request: RequestSpec, value: str, place: int, thinks: bool = Fal
 @cache
 def _ids(text: str) -> tuple[int, ...]:
     """The tokens of a text; of `BLANKS` those of each character."""
-    library = tokenizers.Tokenizer.from_file(str(HOME / "matrix" / "zoo" / "data" / "tokenizer.json"))
     parts = [*text] if text == BLANKS else [text]
-    return tuple(token for part in parts for token in library.encode(part, add_special_tokens=False).ids)
+    return tuple(token for part in parts for token in tokenizer().encode(part, add_special_tokens=False).ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 # Fields that change which tokens are likely.
 RULES: Final = (
@@ -117,10 +117,15 @@ class RequestSpec:
         return tuple(replace(self, n=1, name=name, seed=seed) for name, seed in zip(names, seeds, strict=True))
 
     @property
+    def changed(self) -> dict[str, Any]:
+        """The fields that differ from their default."""
+        values = ((field, getattr(self, field.name)) for field in fields(self))
+        return {field.name: value for field, value in values if value != field.default}
+
+    @property
     def rules(self) -> tuple[str, ...]:
         """The logit rules that it sets; without them the same request has another continuation."""
-        rules = (field for field in fields(self) if field.name in RULES)
-        return tuple(field.name for field in rules if getattr(self, field.name) != field.default)
+        return tuple(name for name in self.changed if name in RULES)
 
     @property
     def grammar(self) -> tuple[str, str] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from specmatrix.matrix.cells.start_settings import SessionRetract
 from specmatrix.matrix.workloads.request import Continuation, Refusal, RequestSpec
@@ -28,8 +28,8 @@ def contended_line(turns: Sequence[RequestSpec], place: int, memory: int | None)
     place: index of the session. Session 0 exceeds its idle timeout at its end; the same clock advance during its first
     turn must have no effect. Session 1 is closed during its third turn. memory: its size in tokens if tight, else None.
     """
-    timeout = TIMEOUT if place == 0 else None
-    first, second, *rest = (replace(turn, session=_limited(_session(turn), timeout)) for turn in turns)
+    limits: dict[str, Any] = {"capacity": CAPACITY, "timeout": TIMEOUT if place == 0 else None}
+    first, second, *rest = (replace(turn, session=replace(_session(turn), **limits)) for turn in turns)
     session = _session(first)
     busy = _attempt(first, "busy", Refusal.IN_FLIGHT, session)
     busy = replace(busy, beside=first.name, clock=LATER if place == 0 else 0.0)
@@ -79,10 +79,6 @@ def _between(first: RequestSpec, session: Continuation, memory: int | None) -> l
 def _session(turn: RequestSpec) -> Continuation:
     assert turn.session is not None
     return turn.session
-
-
-def _limited(session: Continuation, timeout: float | None) -> Continuation:
-    return replace(session, capacity=CAPACITY, timeout=timeout)
 
 
 def _attempt(

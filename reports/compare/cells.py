@@ -69,7 +69,8 @@ def compare_cell(base: CellResult, head: CellResult, effects: Sequence[Effect], 
         return lost_cell(base, head, context)
     gates = gate_changes(base, head)
     path = context.paths.of(base, head)
-    worse = [change for change in gates if _is_worse(change)]
+    # A gate turned red, or from unknown to failed, or is missing in head, even if it was red in base.
+    worse = [each for each in gates if each.head is None or _RANK[each.head] > _RANK[each.base or "PASS"]]
     # A missing gate does not depend on prompts or hardware.
     blocked = [change for change in worse if change.head is not None and change.gate in context.incomparable]
     rewritten = bool(path or new_rewrites(base, head))
@@ -91,11 +92,6 @@ def _other_axes(base: CellResult, head: CellResult) -> str:
         return ""
     both = ((name, head.axes.get(name, "nothing"), value) for name, value in base.axes.items())
     return ", ".join(f"{name} {new} instead of {old}" for name, new, old in both if new != old)
-
-
-def _is_worse(change: GateChange) -> bool:
-    """True if a gate turned red, or from unknown to failed, or is missing in head, even if it was red in base."""
-    return change.head is None or _RANK[change.head] > _RANK[change.base or "PASS"]
 
 
 def gate_changes(base: CellResult, head: CellResult) -> tuple[GateChange, ...]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
 from specmatrix.reports.compare.cell_state import ChangeState, Comparison
 from specmatrix.reports.effective import pair_text
-from specmatrix.reports.render.console import as_called
+from specmatrix.reports.render.console import StdoutConsole, as_called
 from specmatrix.reports.render.failing_request import ask_lines
+from specmatrix.reports.render.junit import write_junit
 from specmatrix.reports.render.markup import tone
 from specmatrix.reports.render.run import RunView
-from specmatrix.reports.schema import CellResult
+from specmatrix.reports.schema import PAGE_FILE, CellResult
 from specmatrix.reports.speed import speed_text
 from specmatrix.reports.summary import STATE_KEYS
 from specmatrix.reports.wording import (
@@ -34,6 +37,20 @@ MAX_LISTED = 12
 # Maximum lines shown of an engine's log.
 LOG_LINES = 3
 _WORDS = {"PASS": "passed", "FAIL": "failed", "INFRA": "with infrastructure errors"}
+
+
+def show_run(view: RunView, out: Path, explained: Sequence[Path], json_: bool, junit: Path | None = None) -> None:
+    """Print a run, as text or as the JSON of its summary, and write it to `junit`. explained: pages of steps."""
+    if junit is not None:
+        write_junit(view, junit)
+    if json_:
+        print(json.dumps(view.summary.to_json(), indent=2))
+        return
+    console = StdoutConsole()
+    print_run(view, console)
+    for page in explained:
+        console.print(f"explained: {page}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"report: {out / PAGE_FILE}", highlight=False, markup=False, soft_wrap=True)
 
 
 def print_run(run: RunView, console: Console) -> None:

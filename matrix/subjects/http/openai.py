@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from specmatrix.errors import ConfigError
@@ -59,7 +59,6 @@ COUNTED: Final = {
     )
     for what, theirs in (("drafted", "draft"), ("accepted", "accepted"))
 }
-DEFAULTS: Final = {one.name: one.default for one in fields(RequestSpec)}
 # Axes whose running value OpenAI's API does not report: only their defaults are supported.
 SHOWN: Final = ("algorithm", "model", "batch", "sampling", "finish", "abort", "grammar")
 TEXTS: Final = Profile(
@@ -185,9 +184,9 @@ class OpenAISubject(Subject):
             body["seed"] = request.seed
         if request.logit_bias:
             body["logit_bias"] = {str(token): bias for token, bias in request.logit_bias}
-        for name, theirs in EXTENSIONS.items():
-            if (value := getattr(request, name)) != DEFAULTS[name]:
-                body[theirs] = list(value) if isinstance(value, tuple) else value
+        for name, value in request.changed.items():
+            if name in EXTENSIONS:
+                body[EXTENSIONS[name]] = list(value) if isinstance(value, tuple) else value
         if request.grammar is not None:
             body |= _grammar(*request.grammar, self.owner)
         if self.chat:
@@ -253,9 +252,9 @@ def _obstacle(cell: Cell, requests: Sequence[RequestSpec], taken: Set[str]) -> s
         if name not in SHOWN and value != axis(name).default:
             return f"OpenAI's API does not say which {name} runs"
     for request in requests:
-        for one in fields(request):
-            if one.name not in taken and getattr(request, one.name) != one.default:
-                return f"OpenAI's API has no {one.name}"
+        for name in request.changed:
+            if name not in taken:
+                return f"OpenAI's API has no {name}"
     return ""
 
 

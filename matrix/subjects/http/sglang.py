@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -205,9 +205,7 @@ def _unread(requests: tuple[RequestSpec, ...]) -> Iterator[str]:
     for request in requests:
         if request.refused is not None:
             continue
-        for one in fields(request):
-            if one.name in ABSENT and getattr(request, one.name) != one.default:
-                yield ABSENT[one.name]
+        yield from (ABSENT[name] for name in request.changed if name in ABSENT)
         if request.abort_after == 0:
             yield "HTTP does not show when a request is queued"
         if request.abort_after is not None and request.session is not None and request.session.streaming:

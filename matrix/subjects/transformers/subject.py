@@ -272,12 +272,8 @@ def _ask(request: RequestSpec, target: str, vocabulary: int) -> SubjectRequest:
 
 def _rules(request: RequestSpec, vocabulary: int) -> dict[str, Any]:
     """Arguments for the rules that change logits, where a request has any; vocabulary: token ids of the target."""
-    values: dict[str, Any] = {}
-    for name in ("min_new_tokens", "min_p"):
-        if value := getattr(request, name):
-            values[name] = value
-    if request.repetition_penalty != 1.0:
-        values["repetition_penalty"] = request.repetition_penalty
+    same = ("min_new_tokens", "min_p", "repetition_penalty")
+    values: dict[str, Any] = {name: value for name, value in request.changed.items() if name in same}
     if request.logit_bias:
         values["sequence_bias"] = [[[token], bias] for token, bias in sorted(request.logit_bias)]
     if request.bad_words_ids:

@@ -308,10 +308,9 @@ def _ask(request: RequestSpec) -> SubjectRequest:
         values |= {"top_k": request.top_k, "top_p": request.top_p, "min_p": request.min_p}
     if request.prompt_logprobs >= 0:
         values |= {"prompt_logprobs": request.top_logprobs, "prompt_logprob_from": request.prompt_logprobs}
-    for name, theirs in EQUAL.items():
-        value, default = getattr(request, name), RequestSpec.__dataclass_fields__[name].default
-        if value != default:
-            values[theirs] = list(value) if isinstance(value, tuple) else value
+    for name, value in request.changed.items():
+        if name in EQUAL:
+            values[EQUAL[name]] = list(value) if isinstance(value, tuple) else value
     if request.logit_bias:
         values["logit_bias"] = {str(token): bias for token, bias in request.logit_bias}
     if request.grammar is not None:
