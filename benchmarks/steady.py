@@ -54,11 +54,7 @@ class Bench:
 
     def engine(self, batch: int, asked: Asked = NOTHING) -> LLM:
         """An engine for `batch` requests of twice the prompt's length."""
-        return LLM(self.config(batch, asked))
-
-    def config(self, batch: int, asked: Asked = NOTHING) -> EngineConfig:
-        """The configuration of `engine`."""
-        return EngineConfig(
+        config = EngineConfig(
             self.target,
             device=self.device,
             context_length=2 * self.prompt,
@@ -68,6 +64,7 @@ class Bench:
             disable_radix_cache=True,
             **asked,
         )
+        return LLM(config)
 
     def prompts(self, vocab_size: int, batch: int) -> list[list[int]]:
         """The same random tokens every time."""

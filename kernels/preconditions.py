@@ -18,6 +18,13 @@ def shape_error(op: str, name: str, tensor: Tensor, wanted: Sequence[int | str])
     return KernelError(f"{op}: {name} has shape {list(tensor.shape)}, must be [{', '.join(map(str, wanted))}]")
 
 
+def shapes(op: str, **tensors: tuple[Tensor, Sequence[int]]) -> None:
+    """KernelError unless every tensor has the shape beside it."""
+    for name, (tensor, wanted) in tensors.items():
+        if tensor.shape != wanted:
+            raise shape_error(op, name, tensor, wanted)
+
+
 def dtype(op: str, allowed: Sequence[torch.dtype], **tensors: Tensor) -> None:
     """KernelError unless every tensor has one of the allowed dtypes."""
     for name, tensor in tensors.items():

@@ -151,7 +151,6 @@ KERNELS: Final = (
     ),
     _kernel(
         silu_mul,
-        fast=silu_mul,
         bound=error_bounds.rounding,
         why="float32 arithmetic, rounded once at the store",
         parts=batch_invariance.of_rows,
@@ -176,24 +175,22 @@ KERNELS: Final = (
     ),
     _kernel(gather, cases="GATHER_CASES"),
     _kernel(scatter, cases="SCATTER_CASES", writes=(0,)),
-    _kernel(uniform, cases="UNIFORM_CASES", fast=uniform, why="identical 53 bits"),
-    _kernel(argmax, fast=argmax, why="token ids"),
-    _kernel(draw, cases="DRAW_CASES", fast=draw, why="token ids"),
+    _kernel(uniform, cases="UNIFORM_CASES", why="identical 53 bits"),
+    _kernel(argmax, why="token ids"),
+    _kernel(draw, cases="DRAW_CASES", why="token ids"),
     _kernel(
         probabilities,
         cases="PROBABILITY_CASES",
-        fast=probabilities,
         bound=error_bounds.masses,
         why="exponentials of float32 quotients, normalised",
     ),
-    _kernel(reject_drafts, fast=reject_drafts, why="token ids"),
-    _kernel(verify_lengths, fast=verify_lengths),
+    _kernel(reject_drafts, why="token ids"),
+    _kernel(verify_lengths),
 )
 
 CPU_KERNELS: Final = (
     _kernel(
         decoder_layer,
-        fast=decoder_layer,
         writes=(0, 11),
         bound=error_bounds.decoder_layer,
         why="chained float32 sums",

@@ -139,7 +139,8 @@ class _ModelConfigReader(ConfigReader):
         heads = self.size("num_attention_heads")
         hidden = self.size("hidden_size")
         latent = read_mla(architecture, self)
-        head_dim = self._head_dim(architecture, hidden // heads) if latent is None else latent.rotated_dim
+        usual = 128 if architecture in HEAD_NORM_ARCHITECTURES else hidden // heads
+        head_dim = self.size("head_dim", usual) if latent is None else latent.rotated_dim
         # Latent attention has one key row for all heads, whatever this field is.
         kv_heads = heads if latent is not None else self.size("num_key_value_heads", heads)
         if heads % kv_heads:
@@ -182,9 +183,6 @@ class _ModelConfigReader(ConfigReader):
             draft=read_draft(architecture, self),
             delta=delta,
         )
-
-    def _head_dim(self, architecture: str, default: int) -> int:
-        return self.size("head_dim", 128 if architecture in HEAD_NORM_ARCHITECTURES else default)
 
     def _check_unused(self) -> None:
         """ConfigError on values that this engine does not use and that no checkpoint may have."""

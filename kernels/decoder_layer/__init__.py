@@ -61,13 +61,8 @@ class CompiledLayer:
         (wide, hidden), dim = out.shape, out.shape[0] // heads
         inner = down.shape[0]
         columns = wide + 2 * kv_heads * dim
-        for name, weight, shape in (
-            ("qkv", qkv, (len(qkv), columns)),
-            ("gate_up", gate_up, (hidden, 2 * inner)),
-            ("down", down, (inner, hidden)),
-        ):
-            if weight.shape != shape:
-                raise preconditions.shape_error("decoder_layer", name, weight, shape)
+        weights = {"qkv": (qkv, (len(qkv), columns)), "gate_up": (gate_up, (hidden, 2 * inner))}
+        preconditions.shapes("decoder_layer", **weights, down=(down, (inner, hidden)))
         preconditions.dtype("decoder_layer", (torch.float32,), qkv=qkv, out=out, gate_up=gate_up, down=down)
         preconditions.contiguous("decoder_layer", qkv=qkv, out=out, gate_up=gate_up, down=down)
         self._loops = _loops()

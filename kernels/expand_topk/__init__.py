@@ -18,8 +18,7 @@ def expand_topk(scores: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     if probs.dim() != 3 or probs.shape[1] == 0:
         raise preconditions.shape_error("expand_topk", "probs", probs, ("B", "K >= 1", "k"))
-    if scores.shape != probs.shape[:2]:
-        raise preconditions.shape_error("expand_topk", "scores", scores, tuple(probs.shape[:2]))
+    preconditions.shapes("expand_topk", scores=(scores, probs.shape[:2]))
     if on_triton(scores):
         return triton_module(__name__).expand_topk(scores, probs)
     topk = probs.shape[2]

@@ -64,9 +64,7 @@ def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion = NOTHIN
         raise preconditions.shape_error("fused_linear", "x", x, (f"<= {MAX_ROWS}", depth))
     if out.shape[0] != rows:
         raise preconditions.shape_error("fused_linear", "out", out, (rows, "N"))
-    wide = 2 * columns if fusion.gated else columns
-    if weight.shape != (depth, wide):
-        raise preconditions.shape_error("fused_linear", "weight", weight, (depth, wide))
+    preconditions.shapes("fused_linear", weight=(weight, (depth, 2 * columns if fusion.gated else columns)))
     _fits(rows, columns, fusion)
     if on_triton(x):
         return triton_module(__name__).fused_linear(x, weight, out, fusion)
@@ -93,11 +91,8 @@ def _fits(rows: int, columns: int, fusion: Fusion) -> None:
         raise preconditions.shape_error("fused_linear", "sums", sums, (rows, "parts"))
     if rotation is not None and (rotation.shape[0] != rows or heads * 2 * rotation.shape[1] > columns):
         raise preconditions.shape_error("fused_linear", "rotation", rotation, (rows, f"<= {columns} / (2 * {heads})"))
-    if next_norm is not None and next_norm.scaled.shape != (rows, columns):
-        raise preconditions.shape_error("fused_linear", "scaled", next_norm.scaled, (rows, columns))
-    if next_norm is not None and next_norm.partial_sumsq.shape != (rows, -(-columns // PART)):
-        raise preconditions.shape_error(
-            "fused_linear", "partial_sumsq", next_norm.partial_sumsq, (rows, -(-columns // PART))
-        )
+    if next_norm is not None:
+        sumsq = next_norm.partial_sumsq, (rows, -(-columns // PART))
+        preconditions.shapes("fused_linear", scaled=(next_norm.scaled, (rows, columns)), partial_sumsq=sumsq)
     if (rotation is not None) + fusion.add + fusion.gated > 1:
         raise KernelError("fused_linear: at most one of rotation, add and gated may be set")

@@ -45,9 +45,7 @@ def gated_delta(
     wanted |= {"dt_bias": (dt_bias, (heads,)), "conv": (conv, (channels, windows.shape[1] + 1))}
     wanted |= {"windows": (windows, (slots, windows.shape[1], channels)), "read": (read, (batch,))}
     wanted |= {"write": (write, (batch, tokens))} | ({} if parents is None else {"parents": (parents, (batch, tokens))})
-    for name, (tensor, shape) in wanted.items():
-        if tensor.shape != shape:
-            raise preconditions.shape_error("gated_delta", name, tensor, shape)
+    preconditions.shapes("gated_delta", **wanted)
     if on_triton(u):
         return triton_module(__name__).gated_delta(u, b, a, conv, a_log, dt_bias, windows, states, read, write, parents)
     # Every sum has an order of its own that does not depend on the number of requests or tokens, and no function has

@@ -132,8 +132,7 @@ def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
     its value head.
     KernelError if q does not have the planned shape.
     """
-    if q.shape != reads.query:
-        raise preconditions.shape_error("paged_attention", "q", q, reads.query)
+    preconditions.shapes("paged_attention", q=(q, reads.query))
     if on_triton(q):
         return triton_module(__name__).paged_attention(q, cache, reads)
     torch.index_select(cache, 0, reads.where, out=reads.buffer)

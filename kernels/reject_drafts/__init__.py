@@ -27,10 +27,8 @@ def reject_drafts(
     synchronisation, so that CUDA graphs can capture them.
     """
     batch, steps = drafts.shape
-    for name, tensor in (("q", q), ("coins", coins), ("last", last)):
-        shape = (batch, steps, p.shape[2])[: tensor.dim()] if name != "last" else (batch, steps + 1)
-        if tensor.shape != shape:
-            raise preconditions.shape_error("reject_drafts", name, tensor, shape)
+    full, chain = (batch, steps, p.shape[2]), (batch, steps)
+    preconditions.shapes("reject_drafts", q=(q, full), coins=(coins, chain), last=(last, (batch, steps + 1)))
     if p.shape[:2] != (batch, steps + 1):
         raise preconditions.shape_error("reject_drafts", "p", p, (batch, steps + 1, "V"))
     q = torch.where((q >= 0) & q.isfinite(), q, 0.0)

@@ -28,8 +28,7 @@ def uniform(seed: Tensor, position: Tensor) -> Tensor:
     """
     if position.dim() != 2:
         raise preconditions.shape_error("uniform", "position", position, ("B", "W"))
-    if seed.shape != position.shape[:1]:
-        raise preconditions.shape_error("uniform", "seed", seed, tuple(position.shape[:1]))
+    preconditions.shapes("uniform", seed=(seed, position.shape[:1]))
     preconditions.dtype("uniform", (torch.int64,), seed=seed, position=position)
     if on_triton(position):
         return triton_module(__name__).uniform(seed, position)
@@ -51,9 +50,8 @@ def draw(
     """
     if logits.dim() != 3 or coins.shape != logits.shape[:2]:
         raise preconditions.shape_error("draw", "coins", coins, tuple(logits.shape[:2]))
-    for name, row in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p)):
-        if row.shape != logits.shape[:1]:
-            raise preconditions.shape_error("draw", name, row, tuple(logits.shape[:1]))
+    batch = logits.shape[:1]
+    preconditions.shapes("draw", temperature=(temperature, batch), top_k=(top_k, batch), top_p=(top_p, batch))
     if on_triton(logits):
         return triton_module(__name__).draw(logits, coins, temperature, top_k, top_p, truncate)
     token = choose(_masses(logits, temperature, top_k, top_p, truncate), coins)
@@ -63,9 +61,8 @@ def draw(
 def probabilities(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """The distribution of `draw` with the same arguments -> float32 [B, W, V]: rows sum to 1, greedy ones are 1 at the
     argmax. Torch operations without host synchronisation, so that CUDA graphs can capture them."""
-    for name, row in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p)):
-        if row.shape != logits.shape[:1]:
-            raise preconditions.shape_error("probabilities", name, row, tuple(logits.shape[:1]))
+    batch = logits.shape[:1]
+    preconditions.shapes("probabilities", temperature=(temperature, batch), top_k=(top_k, batch), top_p=(top_p, batch))
     masses = _masses(logits, temperature, top_k, top_p, True)
     point = torch.zeros_like(masses).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
     return torch.where((temperature <= 0)[:, None, None], point, masses / masses.sum(-1, keepdim=True))
@@ -76,8 +73,7 @@ def choose(masses: Tensor, coins: Tensor) -> Tensor:
 
     masses float [B, W, V], at least 0; coins float64 [B, W]. A row without mass gives token 0.
     """
-    if coins.shape != masses.shape[:2]:
-        raise preconditions.shape_error("choose", "coins", coins, tuple(masses.shape[:2]))
+    preconditions.shapes("choose", coins=(coins, masses.shape[:2]))
     level = masses.cumsum(-1, dtype=torch.float64)
     total = level[..., -1:].contiguous()
     token = torch.searchsorted(level, coins[..., None] * total, right=True)

@@ -14,8 +14,7 @@ def store_kv(rows: Tensor, slots: Tensor, kv: Tensor) -> None:
     rows [S, C]: one layer of a KV pool, one slot per row. slots int64 [M]; of equal slots (padding) any one wins.
     kv [M, C] of rows' dtype, may be a view. KernelError on other shapes.
     """
-    if kv.shape != (slots.shape[0], rows.shape[1]):
-        raise preconditions.shape_error("store_kv", "kv", kv, (slots.shape[0], rows.shape[1]))
+    preconditions.shapes("store_kv", kv=(kv, (slots.shape[0], rows.shape[1])))
     if on_triton(rows):
         triton_module(__name__).store_kv(rows, slots, kv)
     else:

@@ -20,8 +20,7 @@ def verify_lengths(survivals: Tensor, budget: Tensor) -> Tensor:
     """
     if survivals.dim() != 2:
         raise preconditions.shape_error("verify_lengths", "survivals", survivals, ("B", "D"))
-    if budget.shape != (1,):
-        raise preconditions.shape_error("verify_lengths", "budget", budget, (1,))
+    preconditions.shapes("verify_lengths", budget=(budget, (1,)))
     preconditions.dtype("verify_lengths", (torch.int64,), budget=budget)
     by_draft = survivals.t().flatten()  # so that a stable sort keeps the order of equal ones
     order = torch.sort(by_draft, descending=True, stable=True).indices

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -108,29 +109,23 @@ class StartSamples(NamedTuple):
     works: list[float]
 
 
-class TimedEngine:
-    """An engine that is timed. prepared: the cell as it runs there. watch: the clock."""
+def timed_turn(subject: Subject, prepared: PreparedCell, engine: RunningEngine, watch: Clock, turn: int) -> TimedTurn:
+    """Run a turn's requests, and those that end with their first token. prepared: the cell as it runs on the engine.
+    watch: the clock."""
 
-    def __init__(self, subject: Subject, prepared: PreparedCell, engine: RunningEngine, watch: Clock) -> None:
-        self.subject, self.prepared, self.engine, self.watch = subject, prepared, engine, watch
-
-    def sample(self, turn: int) -> TimedTurn:
-        """Run a turn's requests, and those that end with their first token."""
-        seconds, answers = self._timed(turn, first=False)
-        first, _ = self._timed(turn, first=True)
-        lengths = [
-            len(one.output_ids) or len(tokenizer().encode(one.text, add_special_tokens=False)) for one in answers
-        ]
-        return TimedTurn(seconds, first, sum(lengths), max(lengths), tuple(answer.output_ids for answer in answers))
-
-    def _timed(self, turn: int, first: bool) -> tuple[float, list[Answer]]:
-        requests = timed_requests(self.prepared.cell, turn, self.prepared.seed, first)
-        command = self.subject.translate(replace(self.prepared, workload=lambda *_: requests))
+    def timed(first: bool) -> tuple[float, list[Answer]]:
+        requests = timed_requests(prepared.cell, turn, prepared.seed, first)
+        command = subject.translate(replace(prepared, workload=lambda *_: requests))
         if isinstance(command, Unsupported):
-            raise ConfigError(f"{self.subject.name} cannot be timed: {command.reason}")
-        begin = self.watch()
-        answers = self.engine.generate(command.asks)
-        return self.watch() - begin, answers
+            raise ConfigError(f"{subject.name} cannot be timed: {command.reason}")
+        begin = watch()
+        answers = engine.generate(command.asks)
+        return watch() - begin, answers
+
+    seconds, answers = timed(first=False)
+    first, _ = timed(first=True)
+    lengths = [len(one.output_ids) or len(tokenizer().encode(one.text, add_special_tokens=False)) for one in answers]
+    return TimedTurn(seconds, first, sum(lengths), max(lengths), tuple(answer.output_ids for answer in answers))
 
 
 class TimedPair:
@@ -157,7 +152,7 @@ class TimedPair:
         work = fixed_work(self.prepared.gpus > 0)
         plain = plain_cell(self.prepared, is_foreign(self.subject))
         ours, theirs = (
-            TimedEngine(self.subject, prepared, engine, watch)
+            partial(timed_turn, self.subject, prepared, engine, watch)
             for prepared, engine in zip((self.prepared, plain), self.engines, strict=True)
         )
 
@@ -166,7 +161,7 @@ class TimedPair:
             work()
             return watch() - begin
 
-        calls: Sequence[Callable[[int], Any]] = (ours.sample, theirs.sample, worked)
+        calls: Sequence[Callable[[int], Any]] = (ours, theirs, worked)
         return StartSamples(*by_turns(calls, turns, WARM))
 
     @property

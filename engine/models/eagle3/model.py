@@ -38,7 +38,8 @@ class Eagle3:
         self.carry_width = hidden = config.hidden_size
         self.aux_layers = captured_states(config, target)
         self.state_width = len(self.aux_layers) * target.hidden_size
-        named = _canonical(weights)
+        # SGLang's tensor names: no `model.` prefix, and `midlayer` where vLLM's exports say `layers.0`.
+        named = {_name(key): tensor for key, tensor in weights.items()}
         marks = named.pop("t2d", None)
         if config.mask_token is not None and MASK_HIDDEN in named:  # with or without axes of size 1, as in vLLM
             named[MASK_HIDDEN] = named[MASK_HIDDEN].reshape(-1)
@@ -119,11 +120,6 @@ class Eagle3:
                 f"but its ids range from {int(ids.min())} to {int(ids.max())}"
             )
         return ids
-
-
-def _canonical(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """SGLang's tensor names: no `model.` prefix, and `midlayer` where vLLM's exports say `layers.0`."""
-    return {_name(key): tensor for key, tensor in weights.items()}
 
 
 def _name(key: str) -> str:

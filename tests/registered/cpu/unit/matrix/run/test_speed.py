@@ -134,12 +134,12 @@ class ScriptedEngine(protocol.RunningEngine):
 def test_a_turn_is_its_requests_and_those_of_one_token(monkeypatch):
     times = iter((10.0, 13.0, 20.0, 20.5))
     subject, log = Scripted(), []
-    turn = speed.TimedEngine(subject, prepare(CELL, seed=3), ScriptedEngine(log), lambda: next(times)).sample(5)
+    turn = speed.timed_turn(subject, prepare(CELL, seed=3), ScriptedEngine(log), lambda: next(times), 5)
     assert turn == speed.TimedTurn(3.0, 0.5, 3 + 4, 4, ((4, 5, 6), ())), "a text counts as its tokens"
     assert log == [[("t5.0", LIMIT), ("t5.1", LIMIT)], [("t5.0", 1), ("t5.1", 1)]]
     monkeypatch.setattr(subject, "translate", lambda prepared: protocol.Unsupported("it has no short requests"))
     for timed in (
-        lambda: speed.TimedEngine(subject, prepare(CELL), ScriptedEngine(log), float).sample(5),
+        lambda: speed.timed_turn(subject, prepare(CELL), ScriptedEngine(log), float, 5),
         lambda: speed.TimedPair(subject, prepare(CELL)),
     ):
         with pytest.raises(ConfigError, match=r"^scripted cannot be timed: it has no short requests$"):
