@@ -20,15 +20,14 @@ class ServerMetrics:
     def __init__(self, engine: EngineThread, model: str) -> None:
         self.registry, self._engine = CollectorRegistry(), engine
         self._label = {"model_name": model}
-        names = ("prompt_tokens", "generation_tokens", "cached_tokens", "num_requests", "num_aborted_requests")
-        texts = (
-            "Prompt tokens of ended requests.",
-            "Output tokens of ended requests.",
-            "Prompt tokens that needed no computation.",
-            "Requests that have ended.",
-            "Requests that were aborted, by a call or because the client left.",
-        )
-        self._counts = {name: self._of(Counter, name, text) for name, text in zip(names, texts, strict=True)}
+        texts = {
+            "prompt_tokens": "Prompt tokens of ended requests.",
+            "generation_tokens": "Output tokens of ended requests.",
+            "cached_tokens": "Prompt tokens that needed no computation.",
+            "num_requests": "Requests that have ended.",
+            "num_aborted_requests": "Requests that were aborted, by a call or because the client left.",
+        }
+        self._counts = {name: self._of(Counter, name, text) for name, text in texts.items()}
         self._first = self._of(Histogram, "time_to_first_token_seconds", "Seconds to the first token.", buckets=SECONDS)
         self._whole = self._of(Histogram, "e2e_request_latency_seconds", "Seconds of a request.", buckets=SECONDS)
         engine.on_end = self.ended

@@ -93,13 +93,6 @@ class Baselines:
             raise found from found.cause
         return found
 
-    def _command(self, plain: PreparedCell) -> tuple[tuple[Cell, str], EngineCommand]:
-        command = self.subject.translate(plain)
-        if isinstance(command, Unsupported):
-            raise ConfigError(f"{self.subject.name} does not support the cell without speculation: {command.reason}")
-        # A foreign engine's flags may follow from its requests.
-        return (plain.cell, repr(replace(command, asks=()))), command
-
     def _start(self, command: EngineCommand) -> RunningEngine:
         processes = [(key, engine) for key, engine in self.engines.items() if isinstance(engine, EngineProcess)]
         for key, engine in processes[: len(processes) + 1 - KEPT]:
@@ -109,7 +102,11 @@ class Baselines:
         return start_engine(self.subject, command)
 
     def _run(self, plain: PreparedCell) -> Run:
-        key, command = self._command(plain)
+        command = self.subject.translate(plain)
+        if isinstance(command, Unsupported):
+            raise ConfigError(f"{self.subject.name} does not support the cell without speculation: {command.reason}")
+        # A foreign engine's flags may follow from its requests.
+        key = plain.cell, repr(replace(command, asks=()))
         # Removed while it runs, so that an engine that crashes is not reused.
         engine = self.engines.pop(key, None) or self._start(command)
         try:

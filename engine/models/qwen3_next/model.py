@@ -20,15 +20,11 @@ from specmatrix.engine.models.rope import pair_up, rotated
 from specmatrix.engine.models.weights import WeightReader
 
 
-class Recur(Protocol):
-    """Access to the recurrent states of a step: `gated_delta` with this layer's slots. u [B, W, C], b and a
-    [B, W, Hv], then conv, a_log and dt_bias -> float32 [B, W, Hv, Dv]."""
+class HybridAttend(Attend, Protocol):
+    """What a step gives to the layers of a hybrid: also access to its recurrent states, `gated_delta` with this layer's
+    slots. u [B, W, C], b and a [B, W, Hv], then conv, a_log and dt_bias -> float32 [B, W, Hv, Dv]."""
 
     def recur(self, layer: int, u: Tensor, b: Tensor, a: Tensor, *weights: Tensor) -> Tensor: ...
-
-
-class HybridAttend(Attend, Recur, Protocol):
-    """What a step gives to the layers of a hybrid."""
 
 
 class Hybrid(CausalLM):
