@@ -115,8 +115,7 @@ def _cell(bench: Bench, name: str, batch: int, asked: dict[str, Any], rounds: in
 def over_all(cells: list[Metric], bench: str, goal: float) -> Metric:
     """The medians of all cells as one metric; red if any cell has no figure."""
     name = f"{bench}_v2_over_v1"
-    failed = [f"{cell.name}: {cell.note}" for cell in cells if cell.median is None]
-    if failed:
+    if failed := [f"{cell.name}: {cell.note}" for cell in cells if cell.median is None]:
         return wrong(name, goal, "; ".join(failed))
     figures = {cell.name.removeprefix(f"{bench}_"): cell.median for cell in cells if cell.median is not None}
     enough = [cell for cell, figure in figures.items() if figure >= goal]

@@ -60,8 +60,7 @@ def gpt_fast(bench: Bench, model_name: str) -> Metric:
     gpt-fast samples without top-k, its cheapest mode; ours is greedy.
     """
     name, folder = f"{bench.name}_decode_over_gpt_fast", Path(os.environ.get(CHECKOUT, ""))
-    missing = [f"{file}.py" for file in FILES if not (folder / f"{file}.py").is_file()]
-    if missing:
+    if missing := [f"{file}.py" for file in FILES if not (folder / f"{file}.py").is_file()]:
         return unmeasured(
             name, GPT_FAST_GOAL, f"{CHECKOUT} must name the folder of a gpt-fast checkout, with {missing[0]}"
         )

@@ -149,8 +149,7 @@ def read(folder: Path) -> DataFrame:
     for file in files:
         try:
             table = pd.read_parquet(file)
-            missing = [name for name in (*RUN_COLUMNS, *CELL_COLUMNS) if name not in table.columns]
-            if missing:
+            if missing := [name for name in (*RUN_COLUMNS, *CELL_COLUMNS) if name not in table.columns]:
                 raise ReportError(f"{file} has no column {missing[0]}; it was not written by specmatrix history add")
             # The name within a table is untrusted.
             tables.append(

@@ -95,8 +95,7 @@ def levels(starts: Sequence[Sequence[float]]) -> list[float]:
 
 def obstacle(base: Mapping[str, Json], head: Mapping[str, Json]) -> str:
     """Why two measurements cannot be compared, in a few words; "" if they can."""
-    other = next((name for name in SETTING if base.get(name) != head.get(name)), "")
-    if other:
+    if other := next((name for name in SETTING if base.get(name) != head.get(name)), ""):
         return f"another {other}"
     moved = drift(base, head)
     return f"fixed work took {100 * expm1(moved):+.1f} %" if abs(moved) > log1p(MAX_DRIFT) else ""

@@ -24,8 +24,7 @@ class Answered(NamedTuple):
 
 def parameters(wanted: Mapping[str, Any]) -> SamplingParams:
     """lm-eval's generation arguments as SamplingParams. RequestError on an unknown or missing argument."""
-    unknown = sorted(wanted.keys() - KNOWN)
-    if unknown:
+    if unknown := sorted(wanted.keys() - KNOWN):
         known = ", ".join(sorted(KNOWN))
         raise RequestError(f"generation argument {shown(unknown[0])} is unknown; it must be one of {known}")
     if "max_gen_toks" not in wanted:

@@ -52,8 +52,7 @@ def of_cell(text: str) -> Compared:
     """A zoo cell by its id. ConfigError if it is unknown or sets an axis that the task decides."""
     cell = Cell.from_id(text)
     asked = [(axis.name, cell.values[axis.name]) for axis in AXES if axis.name in FIXED]
-    own = [(name, value) for name, value in asked if value != Cell._field_defaults[name]]
-    if own:
+    if own := [(name, value) for name, value in asked if value != Cell._field_defaults[name]]:
         raise ConfigError(f"cell {text} sets {describe(own)}, which the task decides; omit it")
     if cell.ranks > 1:
         raise ConfigError(f"cell {text} must have 1 rank for accuracy, got {cell.ranks}; omit tp{cell.tp}")

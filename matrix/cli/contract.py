@@ -156,8 +156,7 @@ def verdict(violations: Sequence[str], measured: str) -> str:
 
 
 def _sum(name: str, done: Sequence[Mapping[str, Any]]) -> str:
-    failed = sum(bool(result["violations"]) for result in done)
-    if failed:
+    if failed := sum(bool(result["violations"]) for result in done):
         return f"{name} VIOLATES the contract in {failed} of {count(len(done), 'engine start')}"
     return f"{name} satisfies the contract in {count(len(done), 'engine start')}"
 

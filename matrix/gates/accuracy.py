@@ -50,8 +50,7 @@ class AccuracyGate:
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED without questions or without the target's card."""
-        missing = unpaired(self.name, run, baseline)
-        if missing:
+        if missing := unpaired(self.name, run, baseline):
             return missing
         graded = [pair for pair in pairs(run, baseline) if pair.request.answer is not None]
         if not graded:

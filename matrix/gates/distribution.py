@@ -59,8 +59,7 @@ class DistributionGate:
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED with fewer than `min_draws` draws or without log-probabilities of the whole vocabulary."""
-        missing = unpaired(self.name, run, baseline)
-        if missing:
+        if missing := unpaired(self.name, run, baseline):
             return missing
         drawn = [
             pair for pair in pairs(run, baseline) if pair.request.name.startswith("d") and pair.request.temperature > 0

@@ -74,8 +74,7 @@ def _overshoot(run: Run) -> str:
 def _end(request: RequestSpec, answer: Answer, target: str, claims: frozenset[Capability]) -> str:
     """A fault in the end of a request, or "". Engines have their own rules on which of several stop strings counts."""
     ids = answer.output_ids
-    early = banned_early(request, eos_ids(target)).intersection(ids[: request.min_new_tokens])
-    if early:
+    if early := banned_early(request, eos_ids(target)).intersection(ids[: request.min_new_tokens]):
         return f"has stop token {min(early)} among its first {request.min_new_tokens} tokens"
     due = ending(request, ids, target)
     if Capability.RESOLUTION not in claims:

@@ -41,8 +41,7 @@ class LeaksGate(Gate):
         if missing := sorted(COUNTED - alive.keys()):
             text = f"the subject does not count {', '.join(missing).replace('_', ' ')}"
             return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
-        left = [f"{count} {name.replace('_', ' ')}" for name, count in alive.items() if count]
-        if left:
+        if left := [f"{count} {name.replace('_', ' ')}" for name, count in alive.items() if count]:
             text = f"{', '.join(left)} left at rest, after {served} requests"
             return Outcome(self.name, State.FAIL, numbers, message=text)
         return Outcome(self.name, State.PASS, numbers)

@@ -84,8 +84,7 @@ class LosslessGate:
         and under logit rules of bf16 trees, whose accepted keys fall into other attention tiles than a chain's, it is a
         tie if both tokens are within the bounds of `precision`.
         """
-        missing = unpaired(self.name, run, baseline)
-        if missing:
+        if missing := unpaired(self.name, run, baseline):
             return missing
         every = pairs(run, baseline)
         if not self._of_sampled(prepared.cell):
@@ -133,8 +132,7 @@ class LosslessGate:
             outcome = self._against_oracle(prepared, baseline, every, numbers)
             if outcome.state is not State.PASS:
                 outcome = replace(outcome, accept=rewriting(target))
-        scored_prompts = [pair for pair in every if pair.request.prompt_logprobs >= 0]
-        if scored_prompts:
+        if scored_prompts := [pair for pair in every if pair.request.prompt_logprobs >= 0]:
             outcome = self._against_prompts(scored_prompts, outcome, target, exact)
         asked = [pair for pair in pairs(run, baseline) if pair in every or pair.request.prompt != DRAW_PROMPT]
         ruled = [pair for pair in asked if pair.request.ruled and not pair.request.own]

@@ -37,8 +37,7 @@ def unpaired(gate: str, run: Run, baseline: Run) -> Outcome | None:
     if not run.requests:
         return Outcome(gate, State.NOT_MEASURED, message="the cell has no requests")
     for side, answers in (("the run", run.answers), ("the baseline", baseline.answers)):
-        missing = {request.name for request in run.requests} - {answer.name for answer in answers}
-        if missing:
+        if missing := {request.name for request in run.requests} - {answer.name for answer in answers}:
             return Outcome(gate, State.NOT_MEASURED, message=f"{side} has no answer for request {min(missing)}")
     return None
 

@@ -69,8 +69,7 @@ def completions(request: RequestSpec, answer: Answer) -> list[tuple[RequestSpec,
 def _wrong(request: RequestSpec, answer: Answer) -> str:
     """A fault in another engine's answer that no gate can judge, or "": a number that is not finite, or a wrong number
     of completions."""
-    numbers = [value for value in _logprobs(answer) if not isfinite(value)]
-    if numbers:
+    if numbers := [value for value in _logprobs(answer) if not isfinite(value)]:
         return f"the log-probabilities of {answer.name} include {numbers[0]}; they must be finite numbers"
     got = 1 + len(answer.further)
     if request.refused is not None or got == request.n:

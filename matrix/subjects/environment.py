@@ -80,8 +80,7 @@ class Environment:
 
     def folder(self) -> Path:
         """Where the environment is: as the variable says, else in the user's cache."""
-        named = os.environ.get(self.variable)
-        if named:
+        if named := os.environ.get(self.variable):
             return Path(named)
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         return Path(cache) / "specmatrix" / self.name

@@ -52,8 +52,7 @@ def ending(request: RequestSpec, ids: tuple[int, ...], target: str, rule: StopRu
             return Ending(count, "stop", token, text_of(ids[: count if request.no_stop_trim else index]))
         if request.stop:
             text = text_of(ids[:count])
-            hits = [(text.find(stop), stop) for stop in request.stop if stop in text]
-            if hits:
+            if hits := [(text.find(stop), stop) for stop in request.stop if stop in text]:
                 start, stop = hits[0] if rule == "list" else min(hits, key=FIRST[rule])
                 end = start + len(stop) if request.no_stop_trim else start
                 return Ending(count, "stop", stop, text[:end])

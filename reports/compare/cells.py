@@ -159,8 +159,7 @@ def _quiet_state(
         ) or f"{base.state} before, PASS now"
     if gains:
         return ChangeState.IMPROVED, "; ".join(effect_text(effect) for effect in gains)
-    measured = {gate.name for gate in (*base.gates, *head.gates)} & context.incomparable
-    if measured:
+    if measured := {gate.name for gate in (*base.gates, *head.gates)} & context.incomparable:
         return ChangeState.NOT_COMPARABLE, f"{', '.join(sorted(measured))}: an input differs"
     if loose := [effect_text(effect) for effect in effects if not is_bounded(effect)]:
         return ChangeState.UNKNOWN, "; ".join(loose) + "; more samples are needed"

@@ -229,8 +229,7 @@ def _left(base: Report, head: Report, asked: str, value: str, cells: list[str]) 
     mine = [cell for cell in head.lines.values() if cell.start in relying and cell.state == "PASS"]
     by_default = [cell.id for cell in mine if relying[cell.start]]
     met = _values(base, [cell for cell in cells if base.effective(cell) is not None])
-    left = [item for item in met.keys() - _values(head, by_default).keys() if item[0] != axis]
-    if left:
+    if left := [item for item in met.keys() - _values(head, by_default).keys() if item[0] != axis]:
         explicit = tuple(cell.id for cell in mine if not relying[cell.start])
         yield LeftDefault(axis, value, tuple(sorted(left)), tuple(cells), explicit, not by_default)
 
