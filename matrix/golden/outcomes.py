@@ -16,6 +16,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specmatrix.engine.core.config.asked import EngineConfig, Facts
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.errors import ConfigError
@@ -30,25 +33,34 @@ Table: TypeAlias = Mapping[Values, str | None]
 
 
 class Product(NamedTuple):
-    """sides: values of each axis. held: its combinations with a known outcome, equal for all."""
+    """sides: indices of each axis's values. held: which of its combinations have a known outcome, equal for all."""
 
-    sides: tuple[Values, ...]
-    held: frozenset[Values]
+    sides: tuple[NDArray[np.intp], ...]
+    held: NDArray[np.bool_]
 
 
 def products(axes: Sequence[str], table: Table) -> Iterator[tuple[str, str]]:
     """(outcome, where) pairs such that each combination of axis values is covered by products of its own outcome only.
 
-    A combination with outcome None may be covered by any. Products grow from the first combination not yet covered,
-    independently of the outcomes' texts, so a changed value renames a group and moves nothing.
+    table: in the order of the axes' values. A combination with outcome None may be covered by any. Products grow from
+    the first combination not yet covered, independently of the outcomes' texts, so a changed value renames a group and
+    moves nothing.
     """
-    for outcome in dict.fromkeys(table.values()):
+    numbers = {outcome: number for number, outcome in enumerate(dict.fromkeys(table.values()))}
+    shape = [len(axis(name).names) for name in axes] or [1]
+    known = np.fromiter((numbers[outcome] for outcome in table.values()), np.int64).reshape(shape)
+    free = known == numbers.get(None, -1)
+    for outcome, number in numbers.items():
         if outcome is None:
             continue
-        found = list(_grown(axes, table, outcome))
-        for one in reversed(found):
-            if one.held <= frozenset().union(*(other.held for other in found if other is not one)):
-                found.remove(one)
+        found = list(_grown(known == number, free))
+        times = np.zeros(shape, np.int64)
+        for one in found:
+            times[np.ix_(*one.sides)] += one.held
+        for one in reversed(found.copy()):
+            if (times[np.ix_(*one.sides)][one.held] > 1).all():
+                times[np.ix_(*one.sides)] -= one.held
+                found = [other for other in found if other is not one]
         yield from ((outcome, _where(axes, one)) for one in found)
 
 
@@ -60,32 +72,28 @@ def where_of(text: str) -> Callable[[Cell], bool]:
     return lambda cell: all(getattr(cell, name) in values for name, values in sides)
 
 
-def _grown(axes: Sequence[str], table: Table, outcome: str) -> Iterator[Product]:
-    mine = [one for one, found in table.items() if found == outcome]
-    left = mine
-    while left:
-        sides: list[Values] = [(value,) for value in left[0]]
-        for column, name in reversed(list(enumerate(axes))):
-            before, behind = sides[:column], sides[column + 1 :]
-            sides[column] = tuple(
-                value for value in axis(name).names if _fits(table, (*before, (value,), *behind), outcome)
-            )
-        held = frozenset(one for one in mine if all(v in side for v, side in zip(one, sides, strict=True)))
-        left = [one for one in left if one not in held]
-        yield Product(tuple(sides), held)
-
-
-def _fits(table: Table, sides: Iterable[Values], outcome: str) -> bool:
-    return all(table[one] in (outcome, None) for one in product(*sides))
+def _grown(mine: NDArray[np.bool_], free: NDArray[np.bool_]) -> Iterator[Product]:
+    """The products that cover `mine`, and of others only `free` combinations."""
+    left, fits = mine.copy(), mine | free
+    while left.any():
+        sides = [np.array([place]) for place in np.unravel_index(left.argmax(), mine.shape)]
+        for column in reversed(range(mine.ndim)):
+            every = [*sides[:column], np.arange(mine.shape[column]), *sides[column + 1 :]]
+            others = tuple(other for other in range(mine.ndim) if other != column)
+            sides[column] = np.flatnonzero(fits[np.ix_(*every)].all(others))
+        block = np.ix_(*sides)
+        left[block] &= ~mine[block]
+        yield Product(tuple(sides), mine[block])
 
 
 def _where(axes: Sequence[str], one: Product) -> str:
     """The product as text, without values that occur in no combination with a known outcome."""
     parts = []
     for column, name in enumerate(axes):
-        met = {values[column] for values in one.held}
-        if len(one.sides[column]) < len(axis(name).names):
-            parts.append(f"{name}={','.join(value for value in one.sides[column] if value in met)}")
+        names = axis(name).names
+        if len(one.sides[column]) < len(names):
+            met = one.held.any(tuple(other for other in range(len(axes)) if other != column))
+            parts.append(f"{name}={','.join(names[place] for place in one.sides[column][met])}")
     return " ".join(parts) or EVERY
 
 
@@ -228,17 +236,18 @@ def start_outcomes(cell: Cell) -> dict[str, str]:
         return {REFUSED: str(error)}
 
 
-def _once(cell: Cell, seen: dict[EngineConfig, dict[str, str]]) -> dict[str, str]:
-    """The outcomes of a start; those of equal configurations, which name equal models, are computed once."""
-    if (config := cell.config()) not in seen:
-        seen[config] = start_outcomes(cell)
-    return seen[config]
+def _once(cell: Cell, seen: dict[Values, dict[str, str]]) -> dict[str, str]:
+    """The outcomes of a start, computed once for all ways of drafting with the same draft."""
+    key = cell._replace(drafting=cell.draft or "")
+    if key not in seen:
+        seen[key] = start_outcomes(cell)
+    return seen[key]
 
 
 def resolution() -> Groups:
     """The groups of every field, over the full product of the axes on which it depends."""
     known: dict[tuple[str, ...], dict[Values, dict[str, str]]] = {}
-    seen: dict[EngineConfig, dict[str, str]] = {}
+    seen: dict[Values, dict[str, str]] = {}
     for axes in dict.fromkeys(axes for every in DEPENDS.values() for axes in every):
         values = product(*(axis(name).names for name in axes))
         known[axes] = {one: _once(Cell(**dict(zip(axes, one, strict=True))), seen) for one in values}
