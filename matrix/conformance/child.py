@@ -20,7 +20,7 @@ from specmatrix.engine.core.draft.algorithms import Traits, algorithm, known_alg
 from specmatrix.engine.plugin import load_algorithms
 from specmatrix.errors import ConfigError, EngineError, shown
 from specmatrix.exit_with_parent import exit_with_parent
-from specmatrix.matrix.cells.cell import DRAFTS, MODELS
+from specmatrix.matrix.cells.cell import MODELS, Cell
 from specmatrix.matrix.cells.model_facts import model_facts
 from specmatrix.matrix.conformance.inspector import restored_process_state
 from specmatrix.matrix.conformance.suite import run_suite
@@ -63,9 +63,9 @@ def with_models(traits: Traits, asked: Mapping[str, str]) -> dict[str, str]:
     known = dict(asked)
     bundled = [each for each in MODELS.values() if model_facts(each).bundled is not None]
     target = known.setdefault("model_path", (bundled if traits.draft_weights == "bundled" else [*MODELS.values()])[0])
-    drafts = {(MODELS[model], name): draft for (model, name), draft in DRAFTS.items()}
-    if (target, traits.name.lower()) in drafts:
-        known.setdefault("speculative_draft_model_path", drafts[target, traits.name.lower()])
+    model = next((model for model, name in MODELS.items() if name == target), "")
+    if draft := Cell(traits.name.lower(), model).draft:
+        known.setdefault("speculative_draft_model_path", draft)
     return known
 
 

@@ -14,10 +14,7 @@ from dataclasses import asdict, replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from specmatrix.engine.core.config.asked import EngineConfig, Facts
 from specmatrix.engine.core.config.resolve import resolve
@@ -26,6 +23,10 @@ from specmatrix.matrix.cells.axes import AXES, axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.model_facts import model_facts, zoo_facts
 from specmatrix.matrix.zoo.recipes import RECIPES
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 EVERY: Final = "every start"
 Values: TypeAlias = tuple[str, ...]
@@ -46,6 +47,8 @@ def products(axes: Sequence[str], table: Table) -> Iterator[tuple[str, str]]:
     the first combination not yet covered, independently of the outcomes' texts, so a changed value renames a group and
     moves nothing.
     """
+    import numpy as np
+
     numbers = {outcome: number for number, outcome in enumerate(dict.fromkeys(table.values()))}
     shape = [len(axis(name).names) for name in axes] or [1]
     known = np.fromiter((numbers[outcome] for outcome in table.values()), np.int64).reshape(shape)
@@ -74,6 +77,8 @@ def where_of(text: str) -> Callable[[Cell], bool]:
 
 def _grown(mine: NDArray[np.bool_], free: NDArray[np.bool_]) -> Iterator[Product]:
     """The products that cover `mine`, and of others only `free` combinations."""
+    import numpy as np
+
     left, fits = mine.copy(), mine | free
     while left.any():
         sides = [np.array([place]) for place in np.unravel_index(left.argmax(), mine.shape)]

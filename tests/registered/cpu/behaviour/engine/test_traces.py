@@ -58,7 +58,7 @@ OFFSET = st.sampled_from([0, 0, 1, 9])
 WAIT = st.sampled_from([0, 0, 1, 1, 2, 4, 7])  # engine steps before the event
 # Of a single model without a window, whose context is longer than its memory, of requests without grammars, and of
 # batches smaller than the slot that may draft nothing.
-NOT_MET = {*GPU, *RANKS, *ZERO, "window.slid", "finish.context", "adaptive.undrafted"}
+NOT_MET = {*GPU, *RANKS, *ZERO, "window.slid", "finish.context", "adaptive.undrafted", "spec.budgeted"}
 NOT_MET |= {name for name in COUNTERS if name.startswith(("grammar.", "mixed."))}
 RARELY_MET = {"session.refused", "session.restored", "session.spared", "session.trimmed"}
 

@@ -20,7 +20,7 @@ identities: faults rounds |
 config: fields rewrites |
 effective: differences keys required unseen workers |
 ledger: leaked overwritten pages stamps verbs watched wrong_stamps |
-schedule: computed dropped evicted forwards needless overlapped peak_pages read retracted reused steps |
+schedule: budgets computed dropped evicted forwards needless overlapped peak_pages read retracted reused steps |
 leaks: counts left sent |
 session: apart attempts sessions |
 adaptive: by_batch deviation down observations replayed rounds slots up widths |
