@@ -14,7 +14,7 @@ import pytest
 
 from specmatrix.engine.core.schedule.grammar import Constraint
 from specmatrix.engine.core.schedule.request import SamplingParams
-from tests.support.served import QUESTION, SECONDS, RunningServer
+from tests.support.served import MODEL, QUESTION, SECONDS, RunningServer
 
 GREEDY = {"temperature": 0, "max_new_tokens": 40}
 # What SGLang's frontend language sends with each call.
@@ -288,7 +288,9 @@ def test_slow_grammars_delay_no_other_request_and_those_of_clients_that_left_are
     others = len(tasks)
     first = [server.raw("/generate", asked(number)) for number in range(4)]
     assert {begun.get(timeout=20) for _ in first} == {f"late{number}" for number in range(4)}
-    left = [server.raw("/generate", asked(number)) for number in range(4, 8)]
+    left = [server.raw("/generate", asked(number)) for number in (4, 5)]
+    body = {"model": MODEL, "prompt": QUESTION}
+    left += [server.raw("/v1/completions", json.dumps({**body, "regex": f"late{number}"})) for number in (6, 7)]
     wait_for(lambda: len(tasks) == others + 8)
     small = server.generate(text=QUESTION, sampling_params={"regex": "small", "temperature": 0})
     assert small["text"] == "small" and begun.empty()
