@@ -3,7 +3,7 @@
 import json
 from typing import Any, TypeAlias
 
-from specmatrix.errors import shown
+from specmatrix.errors import ConfigError, shown
 
 Json: TypeAlias = Any
 
@@ -46,3 +46,14 @@ def parse_json(text: str) -> Json:
     except ValueError:
         raise ValueError("it has a number of more than 4,300 digits") from None
     return value
+
+
+def parse_object(source: str, text: str) -> dict[str, Json]:
+    """Parse the JSON object of a configuration. ConfigError, which begins with its source, for any other text."""
+    try:
+        table = parse_json(text)
+    except ValueError as error:
+        raise ConfigError(f"{source} is not JSON: {error}") from None
+    if not isinstance(table, dict):
+        raise ConfigError(f"{source} must be a JSON object, got {shown(table)}")
+    return table

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from specmatrix.errors import ConfigError, nearest, shown
-from specmatrix.json_text import parse_json
+from specmatrix.json_text import parse_object
 
 # Also the maximum static draft depth.
 MAX_STEPS: Final = 255
@@ -99,12 +99,7 @@ def read(text: str) -> AdaptiveConfig | str:
 
 def parse(text: str) -> AdaptiveConfig:
     """The slots of a configuration text. Raises ConfigError naming the fault, the value and what is allowed."""
-    try:
-        table = parse_json(text)
-    except ValueError as error:
-        raise ConfigError(f"{SOURCE} is not JSON: {error}") from None
-    if not isinstance(table, dict):
-        raise ConfigError(f"{SOURCE} must be a JSON object, got {_shown(table)}")
+    table = parse_object(SOURCE, text)
     sizes = [key for key in table if re.fullmatch(r"[+-]?[0-9]+", key)]
     shared = {key: value for key, value in table.items() if key not in sizes}
     _known(shared, "", "a batch size such as '8' or one of ")

@@ -14,7 +14,7 @@ from operator import mul
 from typing import Any, Final, NamedTuple
 
 from specmatrix.errors import ConfigError, shown
-from specmatrix.json_text import parse_json
+from specmatrix.json_text import parse_object
 
 # Less likely drafts are never verified, as in SGLang.
 LEAST: Final = 1e-6
@@ -31,7 +31,7 @@ class VerifyBudget(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> VerifyBudget:
         """SGLang's table: {"sample_batch_tokens": [..], "sample_steps_per_sec": [..]}. ConfigError for another."""
-        table = _object(COSTS, text)
+        table = parse_object(COSTS, text)
         tokens = _numbers(COSTS, table, "sample_batch_tokens", int)
         rates = _numbers(COSTS, table, "sample_steps_per_sec", float)
         if list(tokens) != sorted(set(tokens)) or len(tokens) != len(rates):
@@ -59,17 +59,7 @@ def survivals(confidences: Sequence[float]) -> tuple[float, ...]:
 
 def temperatures(text: str) -> tuple[float, ...]:
     """SGLang's calibration of confidences: {"temperatures": [one for each draft]}. ConfigError for another."""
-    return _numbers(TEMPERATURES, _object(TEMPERATURES, text), "temperatures", float)
-
-
-def _object(source: str, text: str) -> dict[str, Any]:
-    try:
-        table = parse_json(text)
-    except ValueError as error:
-        raise ConfigError(f"{source} is not JSON: {error}") from None
-    if not isinstance(table, dict):
-        raise ConfigError(f"{source} must be a JSON object, got {shown(table)}")
-    return table
+    return _numbers(TEMPERATURES, parse_object(TEMPERATURES, text), "temperatures", float)
 
 
 def _numbers(source: str, table: dict[str, Any], name: str, kind: type[int] | type[float]) -> tuple[float, ...]:
