@@ -110,10 +110,23 @@ def verify(target: str) -> None:
     require(target, _body(target), known)
 
 
+def lengths(shapes: Mapping[str, Sequence[Sequence[int]]]) -> dict[int, float]:
+    """Tokens per round (bonus included) of an algorithm's chains in an oracle file, by their drafts."""
+    rounds = {
+        int(shape.rsplit("/", 1)[1]) - 1: [tokens for prompt in prompts for tokens in prompt]
+        for shape, prompts in shapes.items()
+        if shape.split("/")[1] == "1"
+    }
+    return {drafts: sum(each) / len(each) for drafts, each in sorted(rounds.items())}
+
+
 def lines(target: str) -> list[str]:
     """A target's figures as text for `zoo list`."""
     out = []
     for algorithm, one in stored().get(target, {}).items():
+        by_drafts = lengths(_body(target)["acceptance"][algorithm]).items()
+        means = ", ".join(f"{drafts}: {mean:.2f}" for drafts, mean in by_drafts)
+        out.append(f"  {algorithm}, tokens per round by drafts: {means}")
         rates = ", ".join(f"{rate:.1%} [{low:.1%}, {high:.1%}]" for rate, (low, high) in one.pairs)
         out.append(f"  {algorithm} {one.shape}, accepted by position: {rates}")
     return out

@@ -1,4 +1,4 @@
-"""card.json: a checkpoint's recipe, training run, accuracy and acceptance."""
+"""card.json: a checkpoint's recipe, training run and accuracy."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -36,7 +36,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The figures of one checkpoint; accuracy: split to `Score.as_dict`, acceptance: `evaluate.figures` of a draft."""
+    """The figures of one checkpoint; accuracy: split to `Score.as_dict`."""
 
     name: str
     kind: str
@@ -45,7 +45,6 @@ class Card:
     recipe: dict[str, Any]
     training: dict[str, Any]
     accuracy: dict[str, dict[str, Any]] = field(default_factory=dict)
-    acceptance: dict[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Store as card.json in the checkpoint's folder."""
@@ -73,8 +72,4 @@ def lines(card: Card) -> list[str]:
     for split, score in card.accuracy.items():
         low, high = score["wilson95"]
         out.append(f"  accuracy {split}: {score['share']:.1%} of {score['total']} [{low:.1%}, {high:.1%}]")
-    if card.acceptance:
-        lengths = ", ".join(f"{steps}: {value:.2f}" for steps, value in card.acceptance["length"].items())
-        out.append(f"  acceptance length by draft steps: {lengths}")
-        out.append("  acceptance per position: " + ", ".join(f"{rate:.1%}" for rate in card.acceptance["rate"]))
     return out

@@ -180,8 +180,6 @@ class BundledHead:
         layer = self.layer
         word = layer.enorm(self.net.model.embed_tokens(tokens))
         x = layer.eh_proj(torch.cat((word, layer.hnorm(hidden)), -1))
-        attention = layer.self_attn
-        x = x + attention.merge(attend(0, *attention.project(layer.input_layernorm(x), table)))
-        x = x + layer.mlp(layer.post_attention_layernorm(x))
+        x = layer.onward(x, attend(0, *layer.self_attn.project(layer.input_layernorm(x), table)))
         state = layer.shared_head.norm(x)
         return state, self.net.lm_head(state)

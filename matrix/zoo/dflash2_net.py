@@ -82,14 +82,6 @@ class Dflash2Net(DflashNet):
 
         return conv.mixed(blocks, kernels[..., 0, :, :]).flatten(1, 2), finish
 
-    def forward(self, tokens: Tensor, captured: Tensor, anchors: Tensor, block: int | None = None) -> Tensor:
-        """Logits [B, A, block - 1, V] after each anchor, where each draft is the likeliest."""
-        found, previous = [], tokens.gather(1, anchors)
-        for hidden in self.rows(tokens, captured, anchors, block).unbind(2):
-            found.append(self.corrected(hidden, previous))
-            previous = found[-1].argmax(-1)
-        return torch.stack(found, 2)
-
     def corrected(self, hidden: Tensor, previous: Tensor) -> Tensor:
         """Logits [..., V] of drafts at hidden [..., H], each after its `previous` [...]; -inf if no candidate."""
         logits = F.linear(hidden, self.shared.head)

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specmatrix.matrix.zoo.eagle_net import Shared
-from specmatrix.matrix.zoo.net import MLP, Attention, Layer, RMSNorm, Table, initialise, rope_table, rotate, widened
+from specmatrix.matrix.zoo.eagle_net import Shared, plain_layer
+from specmatrix.matrix.zoo.net import Layer, RMSNorm, Table, initialise, rope_table, rotate, widened
 from specmatrix.matrix.zoo.recipes import ModelShape
 
 
@@ -23,16 +23,9 @@ class DflashNet(nn.Module):
         self.shape, self.block, self.mask_id, self.shared = shape, block, mask_id, shared
         self.fc = nn.Linear(captured_width, shape.hidden, bias=False)
         self.hidden_norm = RMSNorm(shape.hidden, shape.eps)
-        self.layers = nn.ModuleList(
-            Layer(shape.hidden, shape.eps, Attention(shape, shape.hidden), MLP(shape.hidden, shape.intermediate))
-            for _ in range(shape.layers)
-        )
+        self.layers = nn.ModuleList(plain_layer(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.hidden, shape.eps)
         initialise(self)
-
-    def forward(self, tokens: Tensor, captured: Tensor, anchors: Tensor, block: int | None = None) -> Tensor:
-        """Logits [B, A, block - 1, V] of the tokens after each anchor."""
-        return F.linear(self.rows(tokens, captured, anchors, block), self.shared.head)
 
     def corrected(self, hidden: Tensor, previous: Tensor) -> Tensor:
         """Logits [..., D, V] of drafts at hidden [..., D, H]; the tokens before them, `previous`, do not matter."""

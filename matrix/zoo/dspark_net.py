@@ -61,15 +61,6 @@ class DsparkNet(DflashNet):
         self.markov_head = Markov(heads.kind, heads.rank, shape)
         self.confidence_head = Confidence(shape.hidden + heads.rank)
 
-    def forward(self, tokens: Tensor, captured: Tensor, anchors: Tensor, block: int | None = None) -> Tensor:
-        """Logits [B, A, block - 1, V] after each anchor, where each draft is the likeliest."""
-        hidden = self.rows(tokens, captured, anchors, block)
-        found, previous = [], tokens.gather(1, anchors)[..., None]
-        for draft in range(1, hidden.shape[2] + 1):
-            found.append(self.corrected(hidden[:, :, :draft], previous)[:, :, -1])
-            previous = torch.cat((previous, found[-1].argmax(-1, keepdim=True)), -1)
-        return torch.stack(found, 2)
-
     def corrected(self, hidden: Tensor, previous: Tensor) -> Tensor:
         """Logits [..., D, V] of drafts at hidden [..., D, H], each after its `previous` [..., D]."""
         added: Tensor = self.markov_head(hidden, previous)

@@ -3,9 +3,14 @@
 import torch
 from torch import Tensor, nn
 
-from specmatrix.matrix.zoo.heads import Attend, unroll
+from specmatrix.matrix.zoo.heads import Attend
 from specmatrix.matrix.zoo.net import MLP, Attention, Layer, RMSNorm, Table, initialise
 from specmatrix.matrix.zoo.recipes import ModelShape
+
+
+def plain_layer(shape: ModelShape) -> Layer[Attention]:
+    """An ordinary decoder layer."""
+    return Layer(shape.hidden, shape.eps, Attention(shape, shape.hidden), MLP(shape.hidden, shape.intermediate))
 
 
 class Shared:
@@ -16,16 +21,6 @@ class Shared:
         self.head = head.detach()
 
 
-class BareLayer(nn.Module):
-    """The first layer of EAGLE, without a norm before its attention."""
-
-    def __init__(self, shape: ModelShape) -> None:
-        super().__init__()
-        self.self_attn = Attention(shape, shape.hidden)
-        self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
-        self.mlp = MLP(shape.hidden, shape.intermediate)
-
-
 class FeatureNet(nn.Module):
     """EAGLE head in the checkpoint layout of LlamaForCausalLMEagle; embedding and head are the target's."""
 
@@ -34,7 +29,8 @@ class FeatureNet(nn.Module):
         self.shape = self.rope_shape = shape
         self.shared = shared
         self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)
-        self.layers = nn.ModuleList([BareLayer(shape)])
+        self.layers = nn.ModuleList([plain_layer(shape)])
+        del self.layers[0].input_layernorm  # EAGLE's first layer has none
         initialise(self)
 
     def features(self, captured: Tensor) -> Tensor:
@@ -44,24 +40,20 @@ class FeatureNet(nn.Module):
     def step(self, tokens: Tensor, hidden: Tensor, table: Table, attend: Attend) -> tuple[Tensor, Tensor]:
         """State [B, T, H], trained to match the target's final state, and logits [B, T, V]."""
         layer = self.layers[0]
-        assert isinstance(layer, BareLayer)
+        assert isinstance(layer, Layer)
         word = nn.functional.embedding(tokens, self.shared.embedding)
         x = self.fc(torch.cat((word, hidden.to(word.dtype)), -1))
-        x = x + layer.self_attn.merge(attend(0, *layer.self_attn.project(x, table)))
-        x = x + layer.mlp(layer.post_attention_layernorm(x))
+        x = layer.onward(x, attend(0, *layer.self_attn.project(x, table)))
         return x, nn.functional.linear(x, self.shared.head)
 
 
-class MidLayer(nn.Module):
+class MidLayer(Layer[Attention]):
     """The first layer of EAGLE3; attention reads the normed embedding and normed hidden state concatenated."""
 
     def __init__(self, shape: ModelShape) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(shape.hidden, shape.eps)
+        mlp = MLP(shape.hidden, shape.intermediate)
+        super().__init__(shape.hidden, shape.eps, Attention(shape, 2 * shape.hidden), mlp)
         self.hidden_norm = RMSNorm(shape.hidden, shape.eps)
-        self.self_attn = Attention(shape, 2 * shape.hidden)
-        self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
-        self.mlp = MLP(shape.hidden, shape.intermediate)
 
 
 class EagleNet(nn.Module):
@@ -86,7 +78,7 @@ class EagleNet(nn.Module):
         self.midlayer = MidLayer(shape)
         self.norm = RMSNorm(shape.hidden, shape.eps)
         if shape.layers > 1:
-            self.layers = nn.ModuleDict({str(index): _plain(shape) for index in range(1, shape.layers)})
+            self.layers = nn.ModuleDict({str(index): plain_layer(shape) for index in range(1, shape.layers)})
         if shared is None:
             self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden)
             self.lm_head = nn.Linear(shape.hidden, draft_vocab, bias=False)
@@ -111,20 +103,10 @@ class EagleNet(nn.Module):
         table_of_words = self.embed_tokens.weight if self.shared is None else self.shared.embedding
         word = nn.functional.embedding(tokens, table_of_words)
         joined = torch.cat((layer.input_layernorm(word), layer.hidden_norm(hidden)), -1)
-        x = hidden + layer.self_attn.merge(attend(0, *layer.self_attn.project(joined, table)))
-        x = x + layer.mlp(layer.post_attention_layernorm(x))
+        x = layer.onward(hidden, attend(0, *layer.self_attn.project(joined, table)))
         for index in range(1, self.shape.layers):
             plain = self.layers[str(index)]
             assert isinstance(plain, Layer)
-            x = x + plain.self_attn.merge(attend(index, *plain.self_attn.project(plain.input_layernorm(x), table)))
-            x = x + plain.mlp(plain.post_attention_layernorm(x))
+            x = plain.onward(x, attend(index, *plain.self_attn.project(plain.input_layernorm(x), table)))
         head = self.lm_head.weight if self.shared is None else self.shared.head
         return x, nn.functional.linear(self.norm(x), head)
-
-    def unroll(self, tokens: Tensor, captured: Tensor, steps: int) -> list[Tensor]:
-        """Draft logits [B, T - 1, Vd] of each step for tokens [B, T] and captured states [B, T, A]."""
-        return [logits for _, logits in unroll(self, tokens, captured, steps)]
-
-
-def _plain(shape: ModelShape) -> Layer[Attention]:
-    return Layer(shape.hidden, shape.eps, Attention(shape, shape.hidden), MLP(shape.hidden, shape.intermediate))

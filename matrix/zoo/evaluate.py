@@ -1,4 +1,4 @@
-"""Measures stored checkpoints: greedy accuracy of targets, acceptance lengths of drafts.
+"""Measures stored checkpoints: greedy accuracy of targets. What drafts accept is in `absolute.py`.
 
 `python -m specmatrix.matrix.zoo.evaluate` measures the committed checkpoints again and rewrites their cards, the
 checksums and the data files.
@@ -8,7 +8,7 @@ import argparse
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
@@ -16,14 +16,10 @@ import torch
 from tokenizers import Tokenizer
 
 from specmatrix.matrix.zoo import card, checkpoint
-from specmatrix.matrix.zoo.acceptance import Acceptance, block_runs, head_runs, measure, standalone_runs
 from specmatrix.matrix.zoo.card import Score
 from specmatrix.matrix.zoo.corpus import Sequences
 from specmatrix.matrix.zoo.decode import greedy
-from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.gsm_mini import LEVELS, Problem, final_of, problems, prompt_of, write_corpus, write_jsonl
-from specmatrix.matrix.zoo.heads import LanguageHead
-from specmatrix.matrix.zoo.losses import BundledNet
 from specmatrix.matrix.zoo.net import FINAL, CausalNet
 from specmatrix.matrix.zoo.recipes import DATA, RECIPES, Data, Recipe
 from specmatrix.matrix.zoo.registry import record
@@ -90,32 +86,6 @@ def captured_layers(recipe: Recipe) -> tuple[int, ...]:
     return recipe.aux_layers or (FINAL,)
 
 
-def draft_acceptance(
-    recipe: Recipe, root: Path, target: CausalNet, answers: Sequences, device: torch.device
-) -> Acceptance:
-    """Accept lengths of draft `root`/NAME, or of the target's first MTP layer, on the target's answers."""
-    folder, captured = root / recipe.name, captured_layers(recipe)
-    if recipe.target is None:
-        assert isinstance(target, BundledNet)
-        ids = torch.arange(target.shape.vocab, device=device)
-        return measure(answers, lambda batch: head_runs(target.bundled(0), target, captured, ids, batch), device)
-    if recipe.kind == "standalone":
-        net = checkpoint.read_net(folder, recipe, device)
-        if recipe.parallel:
-            head, ids = LanguageHead(net, recipe.mask_id), torch.arange(recipe.shape.vocab, device=device)
-            return measure(answers, lambda batch: head_runs(head, target, captured, ids, batch), device)
-        return measure(answers, lambda batch: standalone_runs(net, batch), device)
-    draft, ids = checkpoint.read_draft(folder, recipe, target, device)
-    if isinstance(draft, DflashNet):
-        return measure(answers, lambda batch: block_runs(draft, target, captured, batch), device, draft.block - 1)
-    return measure(answers, lambda batch: head_runs(draft, target, captured, ids, batch), device)
-
-
-def figures(accepted: Acceptance) -> dict[str, object]:
-    """An Acceptance in the form of a card."""
-    return {"length": {str(k): round(v, 4) for k, v in accepted.length.items()}, "rate": list(accepted.rate)}
-
-
 def recipe_of(recipe: Recipe, data: Data) -> dict[str, object]:
     """A recipe in the form of a card."""
     plain: dict[str, object] = json.loads(json.dumps({**asdict(recipe), "data": asdict(data)}))
@@ -129,28 +99,13 @@ def remeasure(root: Path, device: torch.device) -> None:
     hashed = data_hash(DATA)
     for recipe in RECIPES.values():
         folder = root / recipe.name
-        known = card.read(folder)
         accuracy: dict[str, dict[str, object]] = {}
-        accepted: dict[str, object] = {}
-        parent = RECIPES[recipe.target or recipe.name]
-        target = checkpoint.read_net(root / parent.name, parent, device)
-        tokenizer = Tokenizer.from_file(str(root / parent.name / "tokenizer.json"))
         if recipe.target is None:
-            measured = target_accuracy(target, tokenizer, DATA, recipe.form)
+            net = checkpoint.read_net(folder, recipe, device)
+            measured = target_accuracy(net, Tokenizer.from_file(str(folder / "tokenizer.json")), DATA, recipe.form)
             accuracy = {split: value.as_dict() for split, value in measured.items()}
-        if recipe.target or recipe.bundled_fit:
-            answers = score(target, tokenizer, split_rows(DATA, "test"), DATA.answer_limit, recipe.form)[1]
-            accepted = figures(draft_acceptance(recipe, root, target, answers, device))
-        now = card.Card(
-            known.name,
-            known.kind,
-            known.parameters,
-            hashed,
-            recipe_of(recipe, DATA),
-            known.training,
-            accuracy,
-            accepted,
-        )
+        known = card.read(folder)
+        now = replace(known, data_hash=hashed, recipe=recipe_of(recipe, DATA), accuracy=accuracy)
         now.write(folder)
         print("\n".join(card.lines(now)), flush=True)
 

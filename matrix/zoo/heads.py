@@ -51,9 +51,7 @@ class LanguageHead:
         x = self.net.model.embed_tokens(tokens)
         for index, layer in enumerate(self.net.model.layers):
             assert isinstance(layer, Layer)
-            attention = layer.self_attn
-            x = x + attention.merge(attend(index, *attention.project(layer.input_layernorm(x), table)))
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
+            x = layer.onward(x, attend(index, *layer.self_attn.project(layer.input_layernorm(x), table)))
         return hidden, self.net.lm_head(self.net.model.norm(x))
 
 

@@ -178,7 +178,11 @@ class Layer(nn.Module, Generic[AnyAttention]):
         q, k, v = self.self_attn.project(self.input_layernorm(x), table)
         if cache is not None:
             k, v = cache.extend(index, k, v)
-        x = x + self.self_attn.merge(attended(q, k, v, self.window))
+        return self.onward(x, attended(q, k, v, self.window))
+
+    def onward(self, x: Tensor, heads: Tensor) -> Tensor:
+        """x [B, T, H] behind this layer, from what its attention's heads [B, H, T, Dv] found."""
+        x = x + self.self_attn.merge(heads)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 

@@ -2,28 +2,25 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Final
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from specmatrix.matrix.zoo import checkpoint, losses
-from specmatrix.matrix.zoo.card import Card
+from specmatrix.matrix.zoo.card import Card, Score
 from specmatrix.matrix.zoo.corpus import Batch, Buckets, Sequences, training_sequences
 from specmatrix.matrix.zoo.decode import greedy
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.evaluate import (
     captured_layers,
     data_hash,
-    draft_acceptance,
-    figures,
     recipe_of,
-    score,
-    split_rows,
     target_accuracy,
 )
 from specmatrix.matrix.zoo.heads import LanguageHead
@@ -97,6 +94,7 @@ def optimise(
 
 
 HERE = Path(__file__).parent
+NOTHING: Final[Mapping[str, Score]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +142,7 @@ class TrainingPlan:
 
 
 def _finish(
-    plan: TrainingPlan, recipe: Recipe, module: nn.Module, done: Trained, card_parts: dict[str, dict[str, Any]]
+    plan: TrainingPlan, recipe: Recipe, module: nn.Module, done: Trained, accuracy: Mapping[str, Score] = NOTHING
 ) -> None:
     name = torch.cuda.get_device_name() if plan.device.type == "cuda" else "cpu"
     training = {"seconds": round(done.seconds, 1), "loss": round(done.loss, 5), "device": name}
@@ -155,10 +153,10 @@ def _finish(
         data_hash(plan.data),
         recipe_of(recipe, plan.data),
         {**asdict(done), **training, "torch": torch.__version__},
-        **card_parts,
+        {split: value.as_dict() for split, value in accuracy.items()},
     )
     card.write(plan.out / recipe.name)
-    plan.say(f"{recipe.name}: {card_parts}")
+    plan.say(f"{recipe.name}: {card.accuracy}")
 
 
 def train_target(plan: TrainingPlan, recipe: Recipe, sequences: Sequences, own: Sequences | None) -> Sequences | None:
@@ -176,18 +174,14 @@ def train_target(plan: TrainingPlan, recipe: Recipe, sequences: Sequences, own: 
     folder = plan.out / recipe.name
     checkpoint.write(folder, recipe, net, plan.tokenizer_json())
     # Scoring takes long; a run that is interrupted there still has a card.
-    _finish(plan, recipe, net, done, {})
+    _finish(plan, recipe, net, done)
     stored = checkpoint.read_net(folder, recipe, plan.device)
-    parts: dict[str, dict[str, Any]] = {}
     answers = None
     if own is not None:
         assert isinstance(stored, losses.BundledNet)
         answers = train_bundled(plan, recipe, stored, own)
-        parts = _accepted(plan, recipe, stored)
-    accuracy = target_accuracy(stored, Tokenizer.from_str(plan.tokenizer_json()), plan.data, recipe.form)
-    _finish(
-        plan, recipe, net, done, {"accuracy": {split: value.as_dict() for split, value in accuracy.items()}, **parts}
-    )
+    tokenizer = Tokenizer.from_str(plan.tokenizer_json())
+    _finish(plan, recipe, net, done, target_accuracy(stored, tokenizer, plan.data, recipe.form))
     return answers
 
 
@@ -217,17 +211,6 @@ def own_answers(plan: TrainingPlan, target: CausalNet, made: Sequences) -> Seque
     return Sequences.of([prompts[i] + answers[i] for i in chosen], [len(prompts[i]) for i in chosen])
 
 
-def _accepted(plan: TrainingPlan, recipe: Recipe, target: CausalNet) -> dict[str, dict[str, Any]]:
-    answers = score(
-        target,
-        Tokenizer.from_str(plan.tokenizer_json()),
-        split_rows(plan.data, "test"),
-        plan.data.answer_limit,
-        recipe.form,
-    )[1]
-    return {"acceptance": figures(draft_acceptance(recipe, plan.out, target, answers, plan.device))}
-
-
 def train_standalone(plan: TrainingPlan, recipe: Recipe, target: CausalNet, answers: Sequences) -> None:
     """Train a small model on the target's answers; half of the batches omit BOS, as the engine's drafts do."""
     torch.manual_seed(recipe.seed)
@@ -246,7 +229,7 @@ def train_standalone(plan: TrainingPlan, recipe: Recipe, target: CausalNet, answ
 
     done = plan.optimise(recipe, recipe.fit, net, answers, loss_of)
     checkpoint.write(plan.out / recipe.name, recipe, net, plan.tokenizer_json())
-    _finish(plan, recipe, net, done, _accepted(plan, recipe, target))
+    _finish(plan, recipe, net, done)
 
 
 def frequent(answers: Sequences, size: int) -> Tensor:
@@ -276,7 +259,7 @@ def train_head(plan: TrainingPlan, recipe: Recipe, target: CausalNet, answers: S
     done = plan.optimise(recipe, recipe.fit, net, answers, loss_of)
     parent = plan.recipes[recipe.target or ""]
     checkpoint.write(plan.out / recipe.name, recipe, net, plan.tokenizer_json(), parent, kept)
-    _finish(plan, recipe, net, done, _accepted(plan, recipe, target))
+    _finish(plan, recipe, net, done)
 
 
 def train(plan: TrainingPlan, names: Sequence[str]) -> None:

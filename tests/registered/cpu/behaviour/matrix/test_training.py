@@ -89,14 +89,14 @@ def test_a_block_depends_on_the_context_in_front_of_it_and_on_its_anchor_alone()
     net = DflashNet(replace(SMALL, qk_norm=True), 48, 5, 3, Shared(torch.randn(768, 24), torch.randn(768, 24))).eval()
     tokens = torch.randint(4, 768, (1, 12), generator=torch.Generator().manual_seed(1))
     captured = torch.randn(1, 12, 48, generator=torch.Generator().manual_seed(2))
-    both = net(tokens, captured, torch.tensor([[4, 7]]))
-    assert both.shape == (1, 2, 4, 768)
-    assert (net(tokens, captured, torch.tensor([[7]]))[:, 0] - both[:, 1]).abs().max() < 1e-4
+    both = net.rows(tokens, captured, torch.tensor([[4, 7]]))
+    assert both.shape == (1, 2, 4, 24)
+    assert (net.rows(tokens, captured, torch.tensor([[7]]))[:, 0] - both[:, 1]).abs().max() < 1e-4
     tokens[0, 8:], captured[0, 7:] = 9, 1.0
-    later = net(tokens, captured, torch.tensor([[4, 7]]))
+    later = net.rows(tokens, captured, torch.tensor([[4, 7]]))
     assert (later - both).abs().max() < 1e-4
     captured[0, 6] = 1.0
-    assert (net(tokens, captured, torch.tensor([[4, 7]]))[:, 1] - both[:, 1]).abs().max() > 0.01
+    assert (net.rows(tokens, captured, torch.tensor([[4, 7]]))[:, 1] - both[:, 1]).abs().max() > 0.01
 
 
 def test_a_window_hides_what_lies_further_back():

@@ -17,13 +17,18 @@ def test_the_stored_oracle_reaches_the_figures_of_every_draft(target):
     assert absolute.stored()[target] == absolute.of_oracle(body)
     assert all(low < rate < high for one in absolute.of_oracle(body).values() for rate, (low, high) in one.pairs)
     assert absolute.stored()[target].keys() == body["acceptance"].keys()
-    assert len(absolute.lines(target)) == len(body["acceptance"])
+    assert len(absolute.lines(target)) == 2 * len(body["acceptance"])
 
 
 def test_a_last_round_does_not_count_and_a_position_only_after_those_before_it():
     found = absolute.positions("2/1/3", [(3, 2, 1, 3), (1, 3, 2)])
     assert found.rate == (0.6, 0.6667) and found.wilson95[1] == pytest.approx((0.2077, 0.9385), abs=1e-4)
     assert absolute.positions("1/1/2", [(1,)]).wilson95 == ((0.0, 1.0),)
+
+
+def test_tokens_per_round_are_those_of_chains_by_their_drafts():
+    shapes = {"2/1/3": [(3, 2), (1,)], "1/1/2": [(2, 2)], "5/4/8": [(6,)], "1/1/6": [(6, 1)]}
+    assert absolute.lengths(shapes) == {1: 2.0, 2: 2.0, 5: 3.5}
 
 
 def test_an_oracle_of_a_rotated_map_to_the_targets_vocabulary_is_refused(monkeypatch, tmp_path):
