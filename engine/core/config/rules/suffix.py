@@ -3,7 +3,7 @@
 from typing import Final
 
 from specmatrix.engine.core.config.asked import UNASKED, Reason
-from specmatrix.engine.core.config.context import Rule, RuleContext, bounded
+from specmatrix.engine.core.config.context import Rule, RuleContext, bounded, outside
 from specmatrix.engine.core.config.rules.ngram import MAX_CAPACITY
 from specmatrix.engine.core.draft.suffix_tree import SuffixOptions
 
@@ -29,6 +29,11 @@ def suffix_reasons(s: RuleContext) -> tuple[Reason, ...]:
     return (Reason(RAGGED, True, "suffix decoding verifies only the tokens that it drafts"),)
 
 
+def _most(s: RuleContext) -> int:
+    """Drafts of the longest path behind the shortest match."""
+    return s.asked.speculative_suffix_max_tree_depth - 1
+
+
 def _explicit(s: RuleContext) -> list[str]:
     return [name for name in FLAGS if getattr(s.asked, name) != UNASKED[name]]
 
@@ -44,6 +49,15 @@ SUFFIX_RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     bounded(f"{PREFIX}max_tree_depth", 2, MAX_DEPTH, "a path holds at least a matching token and its successor"),
+    Rule(
+        "suffix-steps-too-deep",
+        "a path of the tree holds a matching token and the drafts after it",
+        lambda s: s.traits.suffix_trees and outside(s.asked.speculative_num_steps, 1, _most(s)),
+        lambda s: (
+            f"speculative_num_steps {s.asked.speculative_num_steps} is more than the {_most(s)} drafts of a path of "
+            f"{PREFIX}max_tree_depth {_most(s) + 1} tokens; use at most {_most(s)}, or a deeper tree"
+        ),
+    ),
     bounded(f"{PREFIX}max_cached_requests", 0, MAX_CAPACITY, "0 keeps no outputs of other requests"),
     bounded(f"{PREFIX}max_spec_factor", 0, MAX_RATE, "drafts per matching token"),
     bounded(f"{PREFIX}max_spec_offset", -MAX_RATE, MAX_RATE, "drafts besides those that the match allows"),

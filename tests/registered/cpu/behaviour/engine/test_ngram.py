@@ -1,8 +1,9 @@
-"""The n-gram drafter's corpus and its readers, on the zoo's target."""
+"""The n-gram drafter's corpus and its readers, and drafts that are point masses, on the zoo's target."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -10,7 +11,10 @@ from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.device.batch import HostTokens
+from specmatrix.matrix.oracles.joint_law import joint_law
+from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import resolve_path
+from specmatrix.reports.stats import law_fit
 
 PROMPTS = (
     "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",
@@ -61,3 +65,19 @@ def test_readers_are_kept_for_as_many_texts_as_there_are_rows(zoo):
     for prompt in PROMPTS:
         llm.generate([prompt], SamplingParams(max_new_tokens=4))
     assert len(llm.loop.executor.drafter.readers) == 2
+
+
+@pytest.mark.parametrize("rule", ["reject", "block"])
+@pytest.mark.parametrize("algorithm", ["NGRAM", "SUFFIX"])
+def test_point_masses_are_accepted_so_that_outputs_follow_the_targets_law(algorithm, rule):
+    """A draft d without a q is accepted with p(d), and the token behind a rejected one is another, drawn from p."""
+    law = joint_law("llama-mini", RequestSpec("d", "Question:", 4, temperature=1.0))
+    llm = LLM(EngineConfig("llama-mini", algorithm, speculative_acceptance=rule), resolve_path)
+    answers = llm.generate(
+        ["Question:"] * 600, [SamplingParams(max_new_tokens=4, temperature=1.0, seed=s) for s in range(600)]
+    )
+    counts = Counter(answer.output_ids for answer in answers)
+    shown = [counts.pop(path, 0) for path in law]
+    assert law_fit([*shown, counts.total()], [*law.values(), max(0.0, 1 - sum(law.values()))], 1e-3).p > 1e-3
+    rounds = Counter(answer.accept_lengths[0] for answer in answers)
+    assert min(rounds[1], rounds[2]) > 9
