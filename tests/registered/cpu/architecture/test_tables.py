@@ -23,7 +23,7 @@ LIMITED = {
     "Markov heads": lambda traits: traits.budgets,
     "confident rows": lambda traits: traits.confident,
     "mixed steps": lambda traits: not traits.reads_host,
-    "rejection sampling": lambda traits: traits.drafts and traits.rounds == "own",
+    "rejection sampling": lambda traits: traits.drafts,
 }
 MODE_AXES = ("session", "adaptive", "acceptance", "verify", "drafting", "mixed_chunk", "spec_version", "tp")
 
