@@ -1,4 +1,4 @@
-"""HTML and Markdown from `templates/`. Every value that a template prints is escaped."""
+"""HTML, Markdown and rich's markup from `templates/`. Every value that a template prints is escaped."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup
 from markupsafe import escape as escape_html
+from rich.markup import escape as escape_rich
 
 from specmatrix.plain_text import ACTIVE, visible
 from specmatrix.reports import wording as text
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.effective import pair_text
 from specmatrix.reports.render import failing_request
+from specmatrix.reports.render.console import as_called
 from specmatrix.reports.schema import Header
+from specmatrix.reports.speed import speed_text
 
-# Importing Jinja2 takes 0.1 s, and terminal output needs no templates.
+# Importing Jinja2 takes 0.1 s.
 if TYPE_CHECKING:
     from jinja2 import Environment
 
@@ -49,6 +52,11 @@ def markdown(template: str, **values: object) -> str:
         if len(found.encode()) <= LIMIT:
             break
     return found
+
+
+def rich(template: str, most: int, **values: object) -> str:
+    """Lines for a terminal, in rich's markup. most: how many entries of a list are shown."""
+    return _rich().get_template(template, globals={"most": most}).render(values).removesuffix("\n")
 
 
 def escape(value: object, most: int = 240) -> Markup:
@@ -101,6 +109,10 @@ def tone(state: str) -> str:
     if state in ("FAIL", "REGRESSED", "LOST", "red"):
         return "bad"
     return "warn" if state in ("NOT MEASURED", "INFRA", "REWRITTEN", "NOT COMPARABLE", "UNKNOWN") else "calm"
+
+
+COLOURS: Final = {"good": "green", "bad": "red", "warn": "yellow", "calm": "cyan"}
+WORDS: Final = {"PASS": "passed", "FAIL": "failed", "INFRA": "with infrastructure errors"}
 
 
 def _shell(command: str) -> Markup:
@@ -166,4 +178,21 @@ def _html() -> Environment:
 def _markdown() -> Environment:
     made = _environment(finalize=lambda value: value if isinstance(value, Markup) else escape(value))
     made.filters |= {"code": code, "text": escape, "shell": _shell}
+    return made
+
+
+def _one_line(value: object) -> Markup:
+    return value if isinstance(value, Markup) else Markup(escape_rich(str(value).replace("\n", " ")))
+
+
+@cache
+def _rich() -> Environment:
+    made = _environment(finalize=_one_line)
+    made.filters |= {
+        "called": as_called,
+        "shorten_rewrite": text.shorten_rewrite,
+        "speed": speed_text,
+        "waiver": text.waiver_text,
+    }
+    made.globals |= {"colours": COLOURS, "words": WORDS}
     return made
