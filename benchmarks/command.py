@@ -17,12 +17,12 @@ from specmatrix.errors import ConfigError, shown
 from specmatrix.options import Json
 from specmatrix.reports.atomic import check_place, write_text
 from specmatrix.reports.render.console import print_markdown
+from specmatrix.reports.render.markup import markdown
 from specmatrix.reports.render.progress import waiting
 
 # Rounds on a GPU, and a search of tiles.
 GROUPS: Final = ("gpu", "tune")
 FILES: Final = ("bench.json", "bench.md")
-SIGNS: Final = {"higher": ">=", "lower": "<="}
 
 
 def bench(
@@ -42,13 +42,14 @@ def bench(
     with waiting(f"measuring {group}"):
         found = [*_measure(group)()]
     record = {"metrics": [metric.as_dict() for metric in found], "machine": _machine()}
+    table = markdown("bench.md.j2", record=record)
     if out is not None:
-        for name, text in zip(FILES, (json.dumps(record, indent=1) + "\n", markdown(record)), strict=True):
+        for name, text in zip(FILES, (json.dumps(record, indent=1) + "\n", table), strict=True):
             write_text(out / name, text)
     if json_:
         print(json.dumps(record), flush=True)
     else:
-        print_markdown(markdown(record))
+        print_markdown(table)
     return 0 if all(metric.state in ("met", "reported") or metric.goal is None for metric in found) else 1
 
 
@@ -71,28 +72,3 @@ def _machine() -> dict[str, Any]:
         "torch": version("torch"),
         "transformers": version("transformers"),
     }
-
-
-def markdown(record: dict[str, Any]) -> str:
-    """The record as a table, one row per metric, and a list of the notes."""
-    host = record["machine"]
-    lines = [
-        f"{host['cores']}-core {host['processor']}, Python {host['python']}, torch {host['torch']}, "
-        f"transformers {host['transformers']}; one compute thread per process. Figures are medians over pairs.",
-        "",
-        "| metric | figure | min to max | goal | pairs | spread of the peer | state |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in record["metrics"]:
-        goal = "" if row["goal"] is None else f"{SIGNS[row['better']]} {_figure(row['goal'])}"
-        figure = "" if row["ratio"] is None else _figure(row["ratio"])
-        span = "" if row["min"] is None else f"{_figure(row['min'])} to {_figure(row['max'])}"
-        cells = (row["name"], figure, span, goal, row["pairs"], f"{row['spread']:.0%}", row["state"])
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    notes = [f"- {row['name']}: {row['note']}." for row in record["metrics"] if row["note"]]
-    return "\n".join([*lines, "", *notes]) + "\n"
-
-
-def _figure(value: float) -> str:
-    """Four significant digits, or all integer digits of a larger number."""
-    return f"{value:.4g}" if value < 10_000 else f"{value:,.0f}"
