@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from specmatrix.errors import ConfigError, nearest, shown
+from specmatrix.files import parsed
 from specmatrix.matrix.cells.axes import INDEX, NAMES, axis
 from specmatrix.matrix.cells.cell import MEANINGS, Cell
 
 Predicate: TypeAlias = Callable[[tuple[str, ...]], bool]
-LEXEME: Final = re.compile(r"\s*(?:(!=|==?|[(),])|([\w.-]+))")
-# Levels of parentheses and negations.
+# Levels of negations, and of `and` within `or`.
 DEEPEST: Final = 100
+OPERATORS: Final = ("and", "or", "not", "in")
+WORD: Final = re.compile(r"[\w.-]+")
+BETWEEN: Final = re.compile(r"[\w\s(),]|!=|==?")
+ASSIGNED: Final = re.compile(r"(?<![!=])=(?!=)")
 HELP: Final = "write axis=value, axis!=value or axis in (a, b), joined with and, or, not and parentheses, or a cell id"
 
 
@@ -38,143 +43,84 @@ class Selector:
 
 def parse_selector(text: str) -> Selector:
     """A predicate over cells. ConfigError on a syntax error, an unknown axis or an unknown value."""
-    return _Parser(text).parse()
+    words: list[str] = []
+
+    def numbered(found: re.Match[str]) -> str:
+        if found[0] in OPERATORS:
+            return found[0]
+        words.append(found[0])
+        return f"_{len(words) - 1}"
+
+    # The syntax is Python's, once each word is a name, and `=` is `==`.
+    source = WORD.sub(numbered, text)
+    if wrong := BETWEEN.sub("", source):
+        raise ConfigError(f"selector {shown(text)} has the invalid character {wrong[0]!r}; {HELP}")
+    try:
+        return _read(parsed(" ".join(ASSIGNED.sub("==", source).split())).body, words)
+    except (RecursionError, MemoryError):
+        raise ConfigError(f"selector {shown(text)} nests more than {DEEPEST} levels deep") from None
+    except SyntaxError:
+        raise ConfigError(f"selector {shown(text)} is incomplete, or has something out of place; {HELP}") from None
 
 
-class _Parser:
-    """Recursive-descent parser over the tokens of one selector; `at` is the index of the next token, `depth` the number
-    of parentheses and negations around it."""
+def _read(node: object, words: Sequence[str], depth: int = 0) -> Selector:
+    """The selector of a part of the syntax tree, whose names are indices of `words`. SyntaxError on any other part."""
+    if depth > DEEPEST:
+        raise RecursionError
+    match node:
+        case [ast.Expr(whole)]:
+            return _read(whole, words)
+        case ast.BoolOp(operator, parts):
+            inner = [_read(part, words, depth + 1) for part in parts]
+            return _joined(any if isinstance(operator, ast.Or) else all, inner)
+        case ast.UnaryOp(ast.Not(), part):
+            return _negated(_read(part, words, depth + 1))
+        case ast.Compare(ast.Name() as left, [operator], [right]):
+            row = axis(_word(left, words))
+            values = right.elts if isinstance(right, ast.Tuple) else [right]
+            within = _within(row.name, frozenset(row.value(_word(value, words)).name for value in values))
+            return _negated(within) if isinstance(operator, ast.NotEq | ast.NotIn) else within
+    return _cell(_word(node, words))
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.lexemes = self._split()
-        self.at = self.depth = 0
 
-    def parse(self) -> Selector:
-        """The whole selector. ConfigError on a syntax error."""
-        selector = self._either()
-        if self._peek():
-            raise self._wrong("the end")
-        return selector
+def _word(node: object, words: Sequence[str]) -> str:
+    if not isinstance(node, ast.Name):
+        raise SyntaxError
+    return words[int(node.id[1:])]
 
-    def _split(self) -> list[str]:
-        lexemes, position, text = [], 0, self.text.rstrip()
-        while position < len(text):
-            match = LEXEME.match(text, position)
-            if match is None:
-                raise ConfigError(
-                    f"selector {shown(self.text)} has the invalid character {text[position:].strip()[0]!r}; {HELP}"
-                )
-            lexemes.append(match[1] or match[2])
-            position = match.end()
-        return lexemes
 
-    def _peek(self) -> str:
-        return self.lexemes[self.at] if self.at < len(self.lexemes) else ""
+def _cell(word: str) -> Selector:
+    """Select a single cell by its id. ConfigError if the word is no id."""
+    if "." not in word and word not in MEANINGS:
+        # It may be a misspelled axis; if it resembles nothing, name both forms.
+        if nearest(word, NAMES):
+            axis(word)
+        if not nearest(word, MEANINGS):
+            raise ConfigError(f"{shown(word)} is neither a cell id nor a selector; {HELP}")
+    wanted = Cell.from_id(word)
+    return Selector(lambda cell: cell == wanted, lambda known: wanted[: len(known)] == known, _never, (wanted,))
 
-    def _take(self, *wanted: str) -> bool:
-        """Consume the next token if it is one of these."""
-        found = self._peek() in wanted
-        self.at += found
-        return found
 
-    def _wrong(self, wanted: str) -> ConfigError:
-        got = shown(self._peek()) if self._peek() else "the end"
-        return ConfigError(f"selector {shown(self.text)}: expected {wanted}, got {got}; {HELP}")
+def _within(name: str, values: frozenset[str]) -> Selector:
+    index = INDEX[name]
+    return Selector(
+        lambda cell: cell[index] in values,
+        lambda known: index >= len(known) or known[index] in values,
+        lambda known: index < len(known) and known[index] in values,
+    )
 
-    def _either(self) -> Selector:
-        selectors = [self._both()]
-        while self._take("or"):
-            selectors.append(self._both())
-        return selectors[0] if len(selectors) == 1 else self._joined(any, selectors)
 
-    def _both(self) -> Selector:
-        selectors = [self._single()]
-        while self._take("and"):
-            selectors.append(self._single())
-        return selectors[0] if len(selectors) == 1 else self._joined(all, selectors)
+def _joined(combine: Callable[[Iterable[bool]], bool], parts: Sequence[Selector]) -> Selector:
+    def over(predicates: Sequence[Predicate]) -> Predicate:
+        return lambda values: combine(predicate(values) for predicate in predicates)
 
-    def _single(self) -> Selector:
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise ConfigError(f"selector {shown(self.text)} nests more than {DEEPEST} levels deep")
-        selector = self._operand()
-        self.depth -= 1
-        return selector
+    mays, musts = [part.may for part in parts], [part.must for part in parts]
+    ids = tuple(cell for part in parts for cell in part.ids) if combine is any else ()
+    return Selector(over([part.picks for part in parts]), over(mays), over(musts), ids)
 
-    def _operand(self) -> Selector:
-        if self._take("not"):
-            return self._negated(self._single())
-        if self._take("("):
-            selector = self._either()
-            if not self._take(")"):
-                raise self._wrong("')'")
-            return selector
-        return self._comparison()
 
-    def _comparison(self) -> Selector:
-        name = self._word("an axis")
-        if self._peek() not in ("=", "==", "!=", "in", "not") and name not in INDEX:
-            return self._cell(name)
-        axis(name)
-        if self._take("=", "=="):
-            return self._within(name, frozenset({self._value(name)}))
-        if self._take("!="):
-            return self._negated(self._within(name, frozenset({self._value(name)})))
-        if self._take("in"):
-            return self._within(name, self._values(name))
-        if self._take("not") and self._take("in"):
-            return self._negated(self._within(name, self._values(name)))
-        raise self._wrong("=, != or in")
-
-    def _values(self, name: str) -> frozenset[str]:
-        if not self._take("("):
-            raise self._wrong("'('")
-        values = {self._value(name)}
-        while self._take(","):
-            values.add(self._value(name))
-        if not self._take(")"):
-            raise self._wrong("',' or ')'")
-        return frozenset(values)
-
-    def _value(self, name: str) -> str:
-        return axis(name).value(self._word(f"a value of {name}")).name
-
-    def _word(self, wanted: str) -> str:
-        word = self._peek()
-        if not word or word in ("(", ")", ",", "=", "==", "!="):
-            raise self._wrong(wanted)
-        self.at += 1
-        return word
-
-    def _cell(self, word: str) -> Selector:
-        """A cell's id, or an error."""
-        if "." not in word and word not in MEANINGS:
-            if nearest(word, NAMES):
-                axis(word)
-            if not nearest(word, MEANINGS):
-                raise ConfigError(f"{shown(word)} is neither a cell id nor a selector; {HELP}")
-        wanted = Cell.from_id(word)
-        return Selector(lambda cell: cell == wanted, lambda known: wanted[: len(known)] == known, _never, (wanted,))
-
-    def _within(self, name: str, values: frozenset[str]) -> Selector:
-        index = INDEX[name]
-        return Selector(
-            lambda cell: cell[index] in values,
-            lambda known: index >= len(known) or known[index] in values,
-            lambda known: index < len(known) and known[index] in values,
-        )
-
-    def _joined(self, combine: Callable[[Iterable[bool]], bool], parts: Sequence[Selector]) -> Selector:
-        def over(predicates: Sequence[Predicate]) -> Predicate:
-            return lambda values: combine(predicate(values) for predicate in predicates)
-
-        mays, musts = [part.may for part in parts], [part.must for part in parts]
-        ids = tuple(cell for part in parts for cell in part.ids) if combine is any else ()
-        return Selector(over([part.picks for part in parts]), over(mays), over(musts), ids)
-
-    def _negated(self, inner: Selector) -> Selector:
-        return Selector(_flipped(inner.picks), _flipped(inner.must), _flipped(inner.may))
+def _negated(inner: Selector) -> Selector:
+    return Selector(_flipped(inner.picks), _flipped(inner.must), _flipped(inner.may))
 
 
 def _flipped(inner: Predicate) -> Predicate:

@@ -6,6 +6,7 @@ import pytest
 
 from specmatrix import HOME
 from specmatrix.cli import main
+from specmatrix.matrix.cells.selector import HELP
 
 QUESTIONS = HOME / "matrix" / "zoo" / "data" / "test.jsonl"
 REPORT_FILES = ("report.jsonl", "report.jsonl.partial", "summary.json", "report.md", "report.html")
@@ -88,7 +89,8 @@ def test_a_folder_in_an_outputs_place_is_found_before_the_work(words, name, tmp_
 @pytest.mark.parametrize("text", ["(" * 3_000 + "topk=4", "not " * 3_000 + "topk=4"])
 def test_a_selector_has_a_limit_of_depth(text, capsys: pytest.CaptureFixture[str]):
     sentence = refused(("run", "--cells", text), capsys)
-    assert sentence == f"selector '{text[:199]}... nests more than 100 levels deep"
+    assert sentence.startswith(f"selector '{text[:199]}... ")
+    assert sentence.endswith(HELP if "(" in text else "nests more than 100 levels deep")
 
 
 def test_a_name_too_long_for_a_file_is_one_sentence(capsys: pytest.CaptureFixture[str]):

@@ -1,5 +1,6 @@
 import pytest
 
+from specmatrix.errors import shown
 from specmatrix.matrix.cells.axes import NAMES, START_AXES
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selector import HELP, parse_selector
@@ -36,15 +37,26 @@ def test_selects(text, names):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", f"selector '': expected an axis, got the end; {HELP}"),
-        ("topk=4 and", f"selector 'topk=4 and': expected an axis, got the end; {HELP}"),
-        ("topk=4 batch=pair", f"selector 'topk=4 batch=pair': expected the end, got 'batch'; {HELP}"),
-        ("(topk=4", f"selector '(topk=4': expected ')', got the end; {HELP}"),
-        ("topk=", f"selector 'topk=': expected a value of topk, got the end; {HELP}"),
-        ("topk 4", f"selector 'topk 4': expected =, != or in, got '4'; {HELP}"),
-        ("topk in 4", f"selector 'topk in 4': expected '(', got '4'; {HELP}"),
-        ("topk in (4 2)", f"selector 'topk in (4 2)': expected ',' or ')', got '2'; {HELP}"),
+        *(
+            (text, f"selector {shown(text)} is incomplete, or has something out of place; {HELP}")
+            for text in (
+                "",
+                "topk=4 and",
+                "topk=4 batch=pair",
+                "(topk=4",
+                "topk=",
+                "topk 4",
+                "topk in (4 2)",
+                "topk in",
+                "topk=4=2",
+                "topk in ((1, 2), 4)",
+                "topk=4, batch=pair",
+                "topk(4)",
+                "()",
+            )
+        ),
         ("topk=4 & batch=pair", f"selector 'topk=4 & batch=pair' has the invalid character '&'; {HELP}"),
+        ("not " * 101 + "topk=4", f"selector '{'not ' * 101}topk=4"[:209] + "... nests more than 100 levels deep"),
         ("topk in (4, 3)", "topk has no value '3'; it must be one of auto, 1, 2, 4"),
         ("width=3", f"axis 'width' is unknown; it must be one of {', '.join(NAMES)}"),
         ("eagl3", "cell id 'eagl3' has an unknown part 'eagl3'; the closest is eagle3"),
