@@ -18,8 +18,9 @@ STRENGTHS: Final = {"smoke": 1, "pr": 2, "nightly": 3}
 # Engine starts on which the request axes are covered pairwise; exams are excluded as too slow.
 SWEEPS: Final[dict[str, tuple[str, ...]]] = {
     "smoke": (),
-    "pr": ("eagle3.s3.k4.n8.v2.p16",),
+    "pr": (),
     "nightly": (
+        "eagle3.s3.k4.n8.v2.p16",
         "none.v2.p4.c7.m4",
         "standalone.s3.k2.n6.v1.p64.tight.m4",
         "eagle3.s5.v2.nocache.tight",

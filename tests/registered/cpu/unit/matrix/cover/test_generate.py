@@ -98,7 +98,7 @@ def test_all_refused_and_rewritten_constraints_are_tested():
 
 
 def test_a_sweep_holds_every_request_pair_on_one_start():
-    start = Cell.from_id(SWEEPS["pr"][0])
+    start = Cell.from_id(SWEEPS["nightly"][0])
     cells = sweep(start)
     assert {cell.start_key for cell in cells} == {start.start_key}
     assert uncovered_sweep(start, cells) == []
