@@ -1,11 +1,11 @@
 """A configuration rule, and the context that rules and default rows read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, AdaptiveConfig, dump, inline, middle, read, union
-from specmatrix.engine.core.config.asked import AUTO, DraftFacts, EngineConfig, Facts
+from specmatrix.engine.core.config.asked import AUTO, UNASKED, DraftFacts, EngineConfig, Facts
 from specmatrix.engine.core.draft.algorithms import Topology, Traits, algorithm
 
 Value = str | int | float | bool | None
@@ -162,6 +162,20 @@ class Rule:
     def kind(self) -> Literal["refused", "rewritten"]:
         """The outcome that the matrix expects for a cell to which the rule applies."""
         return "refused" if self.got is None else "rewritten"
+
+
+def unread(name: str, why: str, fields: Sequence[str], read: Callable[[Traits], bool], instead: str) -> Rule:
+    """Refuses a value of `fields` with an algorithm that does not read them. instead: what to do but remove it."""
+
+    def given(s: RuleContext) -> tuple[str, object] | None:
+        pairs = ((field, getattr(s.asked, field)) for field in fields)
+        return None if read(s.traits) else next((pair for pair in pairs if pair[1] != UNASKED[pair[0]]), None)
+
+    def message(s: RuleContext) -> str:
+        field, value = given(s) or ("", "")
+        return f"{field} {value} has no effect with speculative_algorithm {s.traits.name}; remove it or {instead}"
+
+    return Rule(name, why, lambda s: given(s) is not None, message)
 
 
 def outside(value: float | str, low: float, high: float) -> bool:

@@ -9,9 +9,9 @@ from specmatrix.engine.core.config.context import RuleContext
 from specmatrix.engine.core.config.defaults import DEFAULTS, default_for
 from specmatrix.engine.core.config.rules.adaptive import table_reasons
 from specmatrix.engine.core.config.rules.draft import layer_per_step, layer_reasons
-from specmatrix.engine.core.config.rules.dspark import budget_reasons, budgeted
+from specmatrix.engine.core.config.rules.dspark import RAGGED, ragged_reasons
 from specmatrix.engine.core.config.rules.ngram import ngram_options
-from specmatrix.engine.core.config.rules.suffix import RAGGED, suffix_options, suffix_reasons
+from specmatrix.engine.core.config.rules.suffix import suffix_options
 from specmatrix.engine.core.config.rules.table import CAPACITY, INTERVAL, RULES
 from specmatrix.engine.core.draft.algorithms import own_check
 from specmatrix.engine.core.memory.groups import window_pages
@@ -75,7 +75,7 @@ def _choose(situation: RuleContext, rewritten: dict[str, Any]) -> tuple[Reason, 
             reasons.append(reason)
             value = reason.value
         situation.chosen[field] = value
-    own = path_reasons, table_reasons, layer_reasons, suffix_reasons, budget_reasons
+    own = path_reasons, table_reasons, layer_reasons, ragged_reasons
     return (*reasons, *chain.from_iterable(why(situation) for why in own), *ngram_options(situation)[1])
 
 
@@ -100,7 +100,7 @@ def _resolved(situation: RuleContext, reasons: tuple[Reason, ...], rewrites: tup
     uncached = any(rewrite.field == "disable_radix_cache" for rewrite in rewrites)
     given = {rewrite.field: rewrite.got for rewrite in rewrites} | chosen
     same: dict[str, Any] = {name: given.get(name, getattr(asked, name)) for name in SAME}
-    same[RAGGED] = same[RAGGED] or situation.traits.suffix_trees or budgeted(situation)
+    same[RAGGED] = same[RAGGED] or bool(ragged_reasons(situation))
     return Resolved(
         **same,
         draft_path=_draft_path(situation),

@@ -5,7 +5,7 @@ from typing import Final
 
 from specmatrix.engine.core.config.adaptive_file import MAX_STEPS
 from specmatrix.engine.core.config.asked import AUTO, Reason
-from specmatrix.engine.core.config.context import Rule, RuleContext, bounded
+from specmatrix.engine.core.config.context import Rule, RuleContext, bounded, unread
 from specmatrix.engine.core.draft.algorithms import ALGORITHMS, FINAL, Topology
 from specmatrix.engine.core.draft.tree import tree_pool
 
@@ -13,23 +13,14 @@ MAX_TOPK: Final = 64
 MAX_DRAFT_TOKENS: Final = 256
 FIX: Final = "use a draft trained for this target"
 MULTI_LAYER: Final = "enable_multi_layer_eagle"
+# What only a drafter reads.
+DRAFT_FIELDS: Final = (
+    *("speculative_draft_model_path", "speculative_num_steps", "speculative_eagle_topk"),
+    *("speculative_num_draft_tokens", "speculative_adaptive", "speculative_ragged_verify"),
+    *("speculative_confidence_threshold", "speculative_constrained_drafts"),
+)
 # Why an algorithm's max_lag is 0, by its trait reads_host.
 LAG_REASON: Final = {True: "reads tokens on the host", False: "does not support overlapped steps"}
-
-
-def _draft_values(s: RuleContext) -> list[tuple[str, object]]:
-    """Explicit values that only a drafter uses."""
-    named = (
-        ("speculative_draft_model_path", s.asked.speculative_draft_model_path),
-        ("speculative_num_steps", s.asked.speculative_num_steps),
-        ("speculative_eagle_topk", s.asked.speculative_eagle_topk),
-        ("speculative_num_draft_tokens", s.asked.speculative_num_draft_tokens),
-        ("speculative_adaptive", s.asked.speculative_adaptive or None),
-        ("speculative_ragged_verify", s.asked.speculative_ragged_verify or None),
-        ("speculative_confidence_threshold", s.asked.speculative_confidence_threshold or None),
-        ("speculative_constrained_drafts", s.asked.speculative_constrained_drafts or None),
-    )
-    return [(name, value) for name, value in named if value not in (AUTO, None)]
 
 
 def _pool(s: RuleContext) -> int | None:
@@ -97,14 +88,12 @@ def _block_steps(s: RuleContext) -> bool:
 
 
 DRAFTING: Final[tuple[Rule, ...]] = (
-    Rule(
-        name="nothing-to-draft",
-        why="draft settings have no effect without a drafter",
-        broken=lambda s: not s.traits.drafts and bool(_draft_values(s)),
-        message=lambda s: (
-            f"{_draft_values(s)[0][0]} {_draft_values(s)[0][1]} has no effect with speculative_algorithm "
-            f"{s.traits.name}; remove it or choose a drafter"
-        ),
+    unread(
+        "nothing-to-draft",
+        "draft settings have no effect without a drafter",
+        DRAFT_FIELDS,
+        lambda traits: traits.drafts,
+        "choose a drafter",
     ),
     Rule(
         name="draft-path-missing",
@@ -165,14 +154,12 @@ DRAFTING: Final[tuple[Rule, ...]] = (
             f"use a value between 2 and {(_pool(s) or 0) + 1}"
         ),
     ),
-    Rule(
-        name="acceptance-unused",
-        why="without drafts nothing is accepted",
-        broken=lambda s: not s.traits.drafts and not s.matches,
-        message=lambda s: (
-            f"speculative_acceptance {s.asked.speculative_acceptance} has no effect with speculative_algorithm "
-            f"{s.traits.name}; remove it or choose a drafter"
-        ),
+    unread(
+        "acceptance-unused",
+        "without drafts nothing is accepted",
+        ("speculative_acceptance",),
+        lambda traits: traits.drafts,
+        "choose a drafter",
     ),
     Rule(
         name="acceptance-of-chains",

@@ -3,10 +3,10 @@
 from typing import Final
 
 from specmatrix.engine.core.config.asked import UNASKED, Reason
-from specmatrix.engine.core.config.context import Rule, RuleContext, bounded
-from specmatrix.engine.core.config.rules.suffix import RAGGED
+from specmatrix.engine.core.config.context import Rule, RuleContext, bounded, unread
 from specmatrix.engine.core.draft.verify_budget import COSTS, TEMPERATURES
 
+RAGGED: Final = "speculative_ragged_verify"
 PREFIX: Final = "speculative_dspark_"
 FLAGS: Final = tuple(name for name in UNASKED if name.startswith(PREFIX))
 MODE: Final = f"{PREFIX}verify_mode"
@@ -20,15 +20,11 @@ def budgeted(s: RuleContext) -> bool:
     return capped and s.asked.speculative_dspark_sps_table_path is not None
 
 
-def budget_reasons(s: RuleContext) -> tuple[Reason, ...]:
+def ragged_reasons(s: RuleContext) -> tuple[Reason, ...]:
     """Why rows verify fewer drafts than the widest, without having been asked to."""
-    if not budgeted(s) or s.asked.speculative_ragged_verify:
-        return ()
-    return (Reason(RAGGED, True, "a budget over the batch says how many drafts each row verifies"),)
-
-
-def _explicit(s: RuleContext) -> list[str]:
-    return [name for name in FLAGS if getattr(s.asked, name) != UNASKED[name]]
+    why = "a budget over the batch says how many drafts each row verifies" if budgeted(s) else ""
+    why = "suffix decoding verifies only the tokens that it drafts" if s.traits.suffix_trees else why
+    return (Reason(RAGGED, True, why),) if why and not s.asked.speculative_ragged_verify else ()
 
 
 def _trained(s: RuleContext) -> int:
@@ -49,14 +45,12 @@ def _uncalibrated(s: RuleContext) -> bool:
 
 
 DSPARK_RULES: Final[tuple[Rule, ...]] = (
-    Rule(
+    unread(
         "dspark-unread",
         "only DSPARK has a block without its known token, and a budget",
-        lambda s: not s.traits.budgets and bool(_explicit(s)),
-        lambda s: (
-            f"{_explicit(s)[0]} {getattr(s.asked, _explicit(s)[0])} has no effect with speculative_algorithm "
-            f"{s.traits.name}; remove it or use DSPARK"
-        ),
+        FLAGS,
+        lambda traits: traits.budgets,
+        "use DSPARK",
     ),
     bounded(SIZE, 0, MAX_DRAFTS, "drafts of a block, 0 for the checkpoint's"),
     Rule(

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Final
 
-from specmatrix.engine.core.config.asked import AUTO, UNASKED, EngineConfig, Reason
-from specmatrix.engine.core.config.context import BREADTH, Rule, RuleContext, bounded, gram_room, gram_width
+from specmatrix.engine.core.config.asked import AUTO, UNASKED, Reason
+from specmatrix.engine.core.config.context import BREADTH, Rule, RuleContext, bounded, gram_room, gram_width, unread
 from specmatrix.engine.core.draft.ngram_index import NgramOptions
 
 PREFIX: Final = "speculative_ngram_"
@@ -30,10 +30,6 @@ def ngram_options(s: RuleContext) -> tuple[NgramOptions | None, tuple[Reason, ..
     return NgramOptions(**asked), reasons
 
 
-def _explicit(asked: EngineConfig) -> list[tuple[str, object]]:
-    return [(name, getattr(asked, name)) for name in FLAGS if getattr(asked, name) != UNASKED[name]]
-
-
 def _other_topk(s: RuleContext) -> bool:
     topk, breadth = s.asked.speculative_eagle_topk, s.asked.speculative_ngram_max_bfs_breadth
     return s.traits.irregular and AUTO not in (topk, breadth) and topk != breadth
@@ -57,14 +53,12 @@ def _rule(name: str, why: str, broken: Callable[[RuleContext], bool], say: Calla
 
 
 NGRAM_RULES: Final[tuple[Rule, ...]] = (
-    Rule(
+    unread(
         "ngram-unread",
         "only an n-gram drafter has an index",
-        lambda s: not s.traits.irregular and bool(_explicit(s.asked)),
-        lambda s: (
-            f"{_explicit(s.asked)[0][0]} {_explicit(s.asked)[0][1]} has no effect with speculative_algorithm "
-            f"{s.traits.name}; remove it or use an n-gram drafter"
-        ),
+        FLAGS,
+        lambda traits: traits.irregular,
+        "use an n-gram drafter",
     ),
     bounded(f"{PREFIX}min_bfs_breadth", 1, MAX_BREADTH, "an inner node has at least one child"),
     bounded(f"{PREFIX}max_bfs_breadth", 1, MAX_BREADTH, "an inner node has at least one child"),

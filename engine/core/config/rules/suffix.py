@@ -2,12 +2,11 @@
 
 from typing import Final
 
-from specmatrix.engine.core.config.asked import UNASKED, Reason
-from specmatrix.engine.core.config.context import Rule, RuleContext, bounded, outside
+from specmatrix.engine.core.config.asked import UNASKED
+from specmatrix.engine.core.config.context import Rule, RuleContext, bounded, outside, unread
 from specmatrix.engine.core.config.rules.ngram import MAX_CAPACITY
 from specmatrix.engine.core.draft.suffix_tree import SuffixOptions
 
-RAGGED: Final = "speculative_ragged_verify"
 PREFIX: Final = "speculative_suffix_"
 FLAGS: Final = tuple(name for name in UNASKED if name.startswith(PREFIX))
 # A draft has one node more than the tree's deepest path has tokens behind its first; see MAX_DRAFT_TOKENS.
@@ -22,32 +21,13 @@ def suffix_options(s: RuleContext) -> SuffixOptions | None:
     return SuffixOptions(**{name.removeprefix(PREFIX): getattr(s.asked, name) for name in FLAGS})
 
 
-def suffix_reasons(s: RuleContext) -> tuple[Reason, ...]:
-    """Why rows verify fewer drafts than the widest, without having been asked to."""
-    if not s.traits.suffix_trees or s.asked.speculative_ragged_verify:
-        return ()
-    return (Reason(RAGGED, True, "suffix decoding verifies only the tokens that it drafts"),)
-
-
 def _most(s: RuleContext) -> int:
     """Drafts of the longest path behind the shortest match."""
     return s.asked.speculative_suffix_max_tree_depth - 1
 
 
-def _explicit(s: RuleContext) -> list[str]:
-    return [name for name in FLAGS if getattr(s.asked, name) != UNASKED[name]]
-
-
 SUFFIX_RULES: Final[tuple[Rule, ...]] = (
-    Rule(
-        "suffix-unread",
-        "only suffix decoding has suffix trees",
-        lambda s: not s.traits.suffix_trees and bool(_explicit(s)),
-        lambda s: (
-            f"{_explicit(s)[0]} {getattr(s.asked, _explicit(s)[0])} has no effect with speculative_algorithm "
-            f"{s.traits.name}; remove it or use SUFFIX"
-        ),
-    ),
+    unread("suffix-unread", "only suffix decoding has suffix trees", FLAGS, lambda t: t.suffix_trees, "use SUFFIX"),
     bounded(f"{PREFIX}max_tree_depth", 2, MAX_DEPTH, "a path holds at least a matching token and its successor"),
     Rule(
         "suffix-steps-too-deep",
