@@ -108,13 +108,15 @@ def _counted(run: Run, kept: Sequence[Answer]) -> dict[str, int]:
 
 
 def _due(prepared: PreparedCell, run: Run) -> set[int]:
-    """The places of a round behind which grammars must begin; none if the engine does not show the rounds predicted."""
-    shape = prepared.predicted
+    """The places of a round behind which grammars must begin; none if the engine does not show the rounds predicted, or
+    if its drafts may be of a request's own text only."""
+    shape, needs = prepared.predicted, {Capability.ROUNDS}
+    needs |= {Capability.JOURNAL} if prepared.cell.shares_rounds else set()
     late = any(request.reasoning_end_ids for request in run.requests)
-    if isinstance(shape, ConfigError) or Capability.ROUNDS not in run.capabilities or not late:
+    if isinstance(shape, ConfigError) or not needs <= run.capabilities or not late:
         return set()
     alike = all(run.resolved.get(name) == getattr(shape, name) for name in RESOLVED_SHAPE)
-    return {*range(due_places(prepared.cell, shape))} if alike else set()
+    return {*due_places(prepared.cell, shape)} if alike else set()
 
 
 def _begun(run: Run, kept: Sequence[tuple[RequestSpec, Answer]]) -> set[int]:

@@ -5,8 +5,9 @@ A request is free until its grammar begins, so that the oracle's text and rounds
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Final, TypeAlias
 
 from specmatrix.engine.core.config.asked import Resolved
 from specmatrix.matrix.cells.cell import Cell
@@ -43,50 +44,79 @@ def place_of(token: int, rounds: Sequence[int], deepest: int) -> int | None:
     return None
 
 
-def due_places(cell: Cell, shape: Resolved) -> int:
-    """Places of a round's tokens behind which some grammar of a cell must begin; none is known for drafts of earlier
-    texts."""
-    late = cell.grammar == "tagged" and cell.algorithm != "none" and not cell.shares_rounds
-    return deepest_round(shape.num_steps, shape.topk, shape.num_draft_tokens) if late else 0
+def due_places(cell: Cell, shape: Resolved) -> list[int]:
+    """Places of a round's tokens behind which some grammar of a cell must begin."""
+    deepest = deepest_round(shape.num_steps, shape.topk, shape.num_draft_tokens)
+    late = cell.grammar == "tagged" and cell.algorithm != "none"
+    return [*range(_longest(shape, deepest) - 1), deepest - 1] if late else []
+
+
+def _longest(shape: Resolved, deepest: int) -> int:
+    """Tokens of the longest round: in suffix trees a draft and the tokens that it follows share a path."""
+    return deepest if shape.suffix is None else min(deepest, shape.suffix.max_tree_depth // 2 + 1)
+
+
+# A request's limit, question, and grammar with the marker before it; None for a free request.
+_Asked: TypeAlias = tuple[int, int, tuple[int, ...], Grammar | None]
 
 
 def within_answers(cell: Cell, shape: Resolved, indices: Sequence[int], after: tuple[str, ...]) -> list[RequestSpec]:
-    """Greedy requests of these questions, sent after those named: one whose grammar ends at a draft, and one for each
-    place of `due_places`; none without the oracle's rounds. Under tight memory each runs alone."""
+    """Greedy requests of these questions, sent after those named, whose grammars begin at each place of `due_places`;
+    none without the oracle's rounds. Under tight memory each runs alone."""
+    if oracle_of(cell.target) is None or cell.model == "llama_json":  # whose answers end with their grammar
+        return []
+    asked = _repeated(cell, shape, indices) if cell.shares_rounds else _predicted(cell, shape, indices)
+    requests: list[RequestSpec] = []
+    for place, (limit, at, marker, grammar) in enumerate(asked):
+        name, prompt = f"b{place}", prompt_of(questions()[at][0])
+        fields = {} if grammar is None else grammar.fields | {"reasoning_end_ids": marker}
+        requests.append(RequestSpec(name, prompt, limit, after=after, **fields))
+        after = after if cell.memory == "ample" and not cell.shares_rounds else (name,)
+    return requests
+
+
+def _repeated(cell: Cell, shape: Resolved, indices: Sequence[int]) -> Iterator[_Asked]:
+    """Where drafts are of earlier texts, one question again and again: all drafts are soon accepted.
+    So grammars that begin behind as many tokens in a row as a round has begin at all of its places; the last ones
+    first, as up to there all texts before are the same."""
+    due, oracle = due_places(cell, shape), oracle_of(cell.target)
+    begin = 2 if shape.suffix is None else 2 * len(due)  # its drafts grow with what they follow
+    if due and oracle is not None:
+        text, at = max(((oracle.continuations[at], at) for at in indices), key=lambda one: len(one[0]))
+        first = next(token for token in count(begin) if all(_marker(text, token + more) for more in range(len(due))))
+        yield from 2 * [(len(text), at, (), None)]
+        for place in reversed(range(len(due))):
+            yield first + place + ROOM, at, _marker(text, first + place), grammars()["tagged"][place % 2]
+
+
+def _predicted(cell: Cell, shape: Resolved, indices: Sequence[int]) -> Iterator[_Asked]:
+    """By the oracle's rounds: a request whose grammar ends at a draft, and one for each place."""
     widths = shape.num_steps, shape.topk, shape.num_draft_tokens
     oracle, eos, deepest = oracle_of(cell.target), eos_ids(cell.target), deepest_round(*widths)
     rounds = None if oracle is None else oracle.rounds.get((cell.drafter, *widths))
-    if oracle is None or rounds is None or cell.model == "llama_json":  # whose answers end with their grammar
-        return []
+    if oracle is None or rounds is None:
+        return
     texts = oracle.continuations
     number = tuple(map(token_id, BEFORE_NUMBER))
-    inside = (
+    size, at = min(
         (len(texts[at]), at)
         for at in indices
         if texts[at][-1] in eos
         and behind(number, texts[at])
         and place_of(len(texts[at]) - 1, rounds[at], deepest) != deepest - 1
     )
-    size, at = min(inside)
-    asked: list[tuple[int, int, tuple[int, ...], Grammar]] = [
-        (at, size, number, grammars()["ends"][ENDS.index(cell.grammar)])
-    ]
-    for place in range(due_places(cell, shape)):
-        fresh = {*indices} - {one[0] for one in asked} or {*indices}
+    yield size, at, number, grammars()["ends"][ENDS.index(cell.grammar)]
+    used = {at}
+    for place in due_places(cell, shape):
         begins = (
             (token, at, marker)
-            for at in fresh
+            for at in {*indices} - used or {*indices}
             for token in range(2, len(texts[at]) - 1)
             if place_of(token, rounds[at], deepest) == place and (marker := _marker(texts[at], token))
         )
         token, at, marker = min(begins)
-        asked.append((at, token + ROOM, marker, grammars()["tagged"][place % 2]))
-    requests: list[RequestSpec] = []
-    for place, (at, limit, marker, grammar) in enumerate(asked):
-        name, prompt = f"b{place}", prompt_of(questions()[at][0])
-        requests.append(RequestSpec(name, prompt, limit, after=after, **grammar.fields, reasoning_end_ids=marker))
-        after = after if cell.memory == "ample" else (name,)
-    return requests
+        used.add(at)
+        yield token + ROOM, at, marker, grammars()["tagged"][place % 2]
 
 
 def _marker(text: Sequence[int], token: int) -> tuple[int, ...]:
