@@ -1,6 +1,7 @@
 """Writing and reading checkpoints in Hugging Face layout."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -8,15 +9,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from specmatrix.matrix.zoo.config_json import config_of
 from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
 from specmatrix.matrix.zoo.dflash2_net import Dflash2Net
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.dspark_net import DsparkNet
 from specmatrix.matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
 from specmatrix.matrix.zoo.hybrid_net import HybridNet
-from specmatrix.matrix.zoo.layouts import config_of
 from specmatrix.matrix.zoo.net import CausalNet, DenseNet
-from specmatrix.matrix.zoo.recipes import HybridShape, LatentShape, ModelShape, Recipe
+from specmatrix.matrix.zoo.recipes import Recipe, Shape
 from specmatrix.matrix.zoo.tokenizer import BOS_ID, EOS_ID
 from specmatrix.matrix.zoo.tokenizer import save as save_tokenizer
 
@@ -24,20 +25,23 @@ STORED: Final = torch.float16
 # The router's bias decides between close scores, so it stays in float32, as in DeepSeek's checkpoints.
 WIDE: Final = "e_score_correction_bias"
 GATE_UP: Final = ("gate_proj", "up_proj")
+# By `model_type`; the others are dense.
+NETS: Final[dict[str, Callable[[Shape], CausalNet]]] = {
+    "deepseek_v3": DeepseekNet,
+    "qwen3_next": HybridNet,
+    "qwen3_5_text": HybridNet,
+}
 
 Draft = FeatureNet | EagleNet | DflashNet
 
 
 def new_net(recipe: Recipe) -> CausalNet:
     """An untrained target or standalone draft."""
-    if isinstance(recipe.shape, HybridShape):
-        return HybridNet(recipe.shape)
-    return DeepseekNet(recipe.shape) if isinstance(recipe.shape, LatentShape) else DenseNet(recipe.shape)
+    return NETS.get(recipe.config["model_type"], DenseNet)(recipe.shape)
 
 
 def new_draft(recipe: Recipe, target: CausalNet) -> Draft:
     """An untrained draft that reads `target`."""
-    assert isinstance(recipe.shape, ModelShape)
     shared = Shared(target.model.embed_tokens.weight, target.lm_head.weight)
     width = len(recipe.aux_layers) * target.hidden
     if recipe.kind == "eagle":
@@ -65,7 +69,7 @@ def write(
     tensors = {name: _stored(name, tensor) for name, tensor in _named(module).items()}
     if kept is not None:
         tensors["d2t"] = (kept - torch.arange(len(kept))).to(torch.int64)
-        tensors["t2d"] = torch.zeros(recipe.shape.vocab, dtype=torch.bool).index_fill(0, kept, True)
+        tensors["t2d"] = torch.zeros(recipe.shape.vocab_size, dtype=torch.bool).index_fill(0, kept, True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _json(folder / "config.json", config_of(recipe, target))
     if recipe.kind in ("target", "standalone"):
@@ -73,7 +77,7 @@ def write(
             folder / "generation_config.json",
             {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": EOS_ID, "do_sample": False},
         )
-    save_tokenizer(tokenizer_json, folder, recipe.shape.max_positions)
+    save_tokenizer(tokenizer_json, folder, recipe.shape.max_position_embeddings)
 
 
 def _json(path: Path, value: dict[str, Any]) -> None:
@@ -88,10 +92,10 @@ def _stored(name: str, tensor: Tensor) -> Tensor:
 def _named(module: nn.Module) -> dict[str, Tensor]:
     """Checkpoint tensors by name: one per expert, no tied head, embedding and head copied into MTP layers."""
     state: dict[str, Tensor] = dict(module.state_dict())
-    if isinstance(module, DenseNet | HybridNet) and module.shape.tied:
+    if isinstance(module, CausalNet) and module.shape.tie_word_embeddings:
         del state["lm_head.weight"]
     if isinstance(module, DeepseekNet):
-        for index in range(module.depth, module.depth + module.shape.bundled):
+        for index in range(module.depth, len(module.model.layers)):
             state[f"model.layers.{index}.embed_tokens.weight"] = state["model.embed_tokens.weight"]
             state[f"model.layers.{index}.shared_head.head.weight"] = state["lm_head.weight"]
     for name in [name for name in state if ".experts." in name]:
@@ -121,7 +125,7 @@ def _read(folder: Path) -> dict[str, Tensor]:
 def read_net(folder: Path, recipe: Recipe, device: torch.device) -> CausalNet:
     """Load a stored target or standalone draft in float32."""
     net, state = new_net(recipe), _read(folder)
-    if isinstance(net, DenseNet | HybridNet) and net.shape.tied:
+    if net.shape.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     if isinstance(net, HybridNet):
         for stem in [name.removesuffix("gate_proj") for name in state if name.endswith(".experts.gate_proj")]:
@@ -143,7 +147,7 @@ def start_from(folder: Path, module: nn.Module) -> Tensor | None:
 def read_draft(folder: Path, recipe: Recipe, target: CausalNet, device: torch.device) -> tuple[Draft, Tensor]:
     """Load a stored draft of `target` in float32; also returns the target ids [Vd] of its vocabulary."""
     draft, state = new_draft(recipe, target), _read(folder)
-    kept = torch.arange(recipe.draft_vocab or recipe.shape.vocab)
+    kept = torch.arange(recipe.draft_vocab or recipe.shape.vocab_size)
     if recipe.draft_vocab:
         kept = kept + state.pop("d2t")
         state.pop("t2d")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.eagle_net import Shared
-from specmatrix.matrix.zoo.recipes import Dflash2Parts, ModelShape
+from specmatrix.matrix.zoo.recipes import Dflash2Parts, Shape
 
 
 class GroupedConv(nn.Module):
@@ -57,17 +57,19 @@ class Selector(nn.Module):
 
 
 class Dflash2Net(DflashNet):
-    """While it is trained all tokens are candidates, else the `parts.candidates` likeliest ones of each row."""
+    """While it is trained all tokens are candidates, else the `parts.selector_top_k` likeliest ones of each row."""
 
     def __init__(
-        self, shape: ModelShape, captured_width: int, block: int, mask_id: int, shared: Shared, parts: Dflash2Parts
+        self, shape: Shape, captured_width: int, block: int, mask_id: int, shared: Shared, parts: Dflash2Parts
     ) -> None:
         super().__init__(shape, captured_width, block, mask_id, shared)
-        self.candidates = parts.candidates
+        self.candidates = parts.selector_top_k
         for layer in self.layers:
             for part in ("attention", "mlp"):
-                layer.add_module(f"{part}_conv", GroupedConv(shape.hidden, parts.taps, parts.group))
-        self.candidate_selector = Selector(shape.vocab, shape.hidden, parts.rank)
+                layer.add_module(
+                    f"{part}_conv", GroupedConv(shape.hidden_size, parts.conv_kernel_size, parts.conv_group_size)
+                )
+        self.candidate_selector = Selector(shape.vocab_size, shape.hidden_size, parts.selector_rank)
 
     def around(self, layer: nn.Module, part: str, x: Tensor, block: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """As DFLASH's: convolved."""

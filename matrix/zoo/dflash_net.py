@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from specmatrix.matrix.zoo.eagle_net import Shared, plain_layer
 from specmatrix.matrix.zoo.net import Layer, RMSNorm, Table, initialise, rope_table, rotate, widened
-from specmatrix.matrix.zoo.recipes import ModelShape
+from specmatrix.matrix.zoo.recipes import Shape
 
 
 class DflashNet(nn.Module):
@@ -18,13 +18,13 @@ class DflashNet(nn.Module):
 
     first = 1
 
-    def __init__(self, shape: ModelShape, captured_width: int, block: int, mask_id: int, shared: Shared) -> None:
+    def __init__(self, shape: Shape, captured_width: int, block: int, mask_id: int, shared: Shared) -> None:
         super().__init__()
         self.shape, self.block, self.mask_id, self.shared = shape, block, mask_id, shared
-        self.fc = nn.Linear(captured_width, shape.hidden, bias=False)
-        self.hidden_norm = RMSNorm(shape.hidden, shape.eps)
-        self.layers = nn.ModuleList(plain_layer(shape) for _ in range(shape.layers))
-        self.norm = RMSNorm(shape.hidden, shape.eps)
+        self.fc = nn.Linear(captured_width, shape.hidden_size, bias=False)
+        self.hidden_norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.layers = nn.ModuleList(plain_layer(shape) for _ in range(shape.num_hidden_layers))
+        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         initialise(self)
 
     def corrected(self, hidden: Tensor, previous: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class DflashNet(nn.Module):
             normed, finish = self.around(layer, "attention", layer.input_layernorm(x), length)
             before, own = attention.keys_values(context, over_context), attention.keys_values(normed, over_blocks)
             k, v = (
-                widened(torch.cat((old, new.to(old.dtype)), 2), self.shape.heads)
+                widened(torch.cat((old, new.to(old.dtype)), 2), self.shape.num_attention_heads)
                 for old, new in zip(before, own, strict=True)
             )
             q = rotate(attention.queries(normed), over_blocks).to(k.dtype)

@@ -8,21 +8,21 @@ from torch import Tensor, nn
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.eagle_net import Shared
 from specmatrix.matrix.zoo.net import initialise
-from specmatrix.matrix.zoo.recipes import BlockHeads, ModelShape
+from specmatrix.matrix.zoo.recipes import BlockHeads, Shape
 
 
 class Markov(nn.Module):
     """Adds to a draft's logits what the token before it makes likely, at a low rank."""
 
-    def __init__(self, kind: str, rank: int, shape: ModelShape) -> None:
+    def __init__(self, kind: str, rank: int, shape: Shape) -> None:
         super().__init__()
         self.kind, self.rank = kind, rank
-        self.markov_w1 = nn.Embedding(shape.vocab, rank)
-        self.markov_w2 = nn.Linear(rank, shape.vocab, bias=False)
+        self.markov_w1 = nn.Embedding(shape.vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, shape.vocab_size, bias=False)
         if kind == "gated":
-            self.gate_proj = nn.Linear(shape.hidden + rank, rank)
+            self.gate_proj = nn.Linear(shape.hidden_size + rank, rank)
         if kind == "rnn":
-            self.joint_proj = nn.Linear(shape.hidden + 2 * rank, 3 * rank)
+            self.joint_proj = nn.Linear(shape.hidden_size + 2 * rank, 3 * rank)
         initialise(self)
 
     def forward(self, hidden: Tensor, previous: Tensor) -> Tensor:
@@ -54,12 +54,12 @@ class DsparkNet(DflashNet):
     """`block`: nodes of a round, one more than its drafts."""
 
     def __init__(
-        self, shape: ModelShape, captured_width: int, block: int, mask_id: int, shared: Shared, heads: BlockHeads
+        self, shape: Shape, captured_width: int, block: int, mask_id: int, shared: Shared, heads: BlockHeads
     ) -> None:
         super().__init__(shape, captured_width, block, mask_id, shared)
         self.first = int(not heads.from_anchor)
         self.markov_head = Markov(heads.kind, heads.rank, shape)
-        self.confidence_head = Confidence(shape.hidden + heads.rank)
+        self.confidence_head = Confidence(shape.hidden_size + heads.rank)
 
     def corrected(self, hidden: Tensor, previous: Tensor) -> Tensor:
         """Logits [..., D, V] of drafts at hidden [..., D, H], each after its `previous` [..., D]."""

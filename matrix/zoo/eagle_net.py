@@ -5,12 +5,12 @@ from torch import Tensor, nn
 
 from specmatrix.matrix.zoo.heads import Attend
 from specmatrix.matrix.zoo.net import MLP, Attention, Layer, RMSNorm, Table, initialise
-from specmatrix.matrix.zoo.recipes import ModelShape
+from specmatrix.matrix.zoo.recipes import Shape
 
 
-def plain_layer(shape: ModelShape) -> Layer[Attention]:
+def plain_layer(shape: Shape) -> Layer[Attention]:
     """An ordinary decoder layer."""
-    return Layer(shape.hidden, shape.eps, Attention(shape, shape.hidden), MLP(shape.hidden, shape.intermediate))
+    return Layer(shape, Attention(shape, shape.hidden_size), MLP(shape.hidden_size, shape.intermediate_size))
 
 
 class Shared:
@@ -24,11 +24,11 @@ class Shared:
 class FeatureNet(nn.Module):
     """EAGLE head in the checkpoint layout of LlamaForCausalLMEagle; embedding and head are the target's."""
 
-    def __init__(self, shape: ModelShape, shared: Shared) -> None:
+    def __init__(self, shape: Shape, shared: Shared) -> None:
         super().__init__()
-        self.shape = self.rope_shape = shape
+        self.shape = shape
         self.shared = shared
-        self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)
+        self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=False)
         self.layers = nn.ModuleList([plain_layer(shape)])
         del self.layers[0].input_layernorm  # EAGLE's first layer has none
         initialise(self)
@@ -50,10 +50,10 @@ class FeatureNet(nn.Module):
 class MidLayer(Layer[Attention]):
     """The first layer of EAGLE3; attention reads the normed embedding and normed hidden state concatenated."""
 
-    def __init__(self, shape: ModelShape) -> None:
-        mlp = MLP(shape.hidden, shape.intermediate)
-        super().__init__(shape.hidden, shape.eps, Attention(shape, 2 * shape.hidden), mlp)
-        self.hidden_norm = RMSNorm(shape.hidden, shape.eps)
+    def __init__(self, shape: Shape) -> None:
+        mlp = MLP(shape.hidden_size, shape.intermediate_size)
+        super().__init__(shape, Attention(shape, 2 * shape.hidden_size), mlp)
+        self.hidden_norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
 
 class EagleNet(nn.Module):
@@ -65,23 +65,23 @@ class EagleNet(nn.Module):
 
     def __init__(
         self,
-        shape: ModelShape,
+        shape: Shape,
         captured_width: int,
         draft_vocab: int,
         shared: Shared | None = None,
         mask_id: int | None = None,
     ) -> None:
         super().__init__()
-        self.shape = self.rope_shape = shape
+        self.shape = shape
         self.shared = shared
-        self.fc = nn.Linear(captured_width, shape.hidden, bias=False)
+        self.fc = nn.Linear(captured_width, shape.hidden_size, bias=False)
         self.midlayer = MidLayer(shape)
-        self.norm = RMSNorm(shape.hidden, shape.eps)
-        if shape.layers > 1:
-            self.layers = nn.ModuleDict({str(index): plain_layer(shape) for index in range(1, shape.layers)})
+        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        if shape.num_hidden_layers > 1:
+            self.layers = nn.ModuleDict({str(index): plain_layer(shape) for index in range(1, shape.num_hidden_layers)})
         if shared is None:
-            self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden)
-            self.lm_head = nn.Linear(shape.hidden, draft_vocab, bias=False)
+            self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
+            self.lm_head = nn.Linear(shape.hidden_size, draft_vocab, bias=False)
         self.mask_id = mask_id
         if mask_id is not None:
             self.mask_hidden = nn.Parameter(torch.empty(1, captured_width))
@@ -104,7 +104,7 @@ class EagleNet(nn.Module):
         word = nn.functional.embedding(tokens, table_of_words)
         joined = torch.cat((layer.input_layernorm(word), layer.hidden_norm(hidden)), -1)
         x = layer.onward(hidden, attend(0, *layer.self_attn.project(joined, table)))
-        for index in range(1, self.shape.layers):
+        for index in range(1, self.shape.num_hidden_layers):
             plain = self.layers[str(index)]
             assert isinstance(plain, Layer)
             x = plain.onward(x, attend(index, *plain.self_attn.project(plain.input_layernorm(x), table)))

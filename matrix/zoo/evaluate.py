@@ -87,8 +87,9 @@ def captured_layers(recipe: Recipe) -> tuple[int, ...]:
 
 
 def recipe_of(recipe: Recipe, data: Data) -> dict[str, object]:
-    """A recipe in the form of a card."""
+    """A recipe in the form of a card, whose folder has the config.json."""
     plain: dict[str, object] = json.loads(json.dumps({**asdict(recipe), "data": asdict(data)}))
+    del plain["config"]
     later = ("form", "parallel", "base", "problems", "dflash2", "heads")
     unset = ("worked", False, "", 0, None)
     return {name: value for name, value in plain.items() if name not in later or value not in unset}

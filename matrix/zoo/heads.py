@@ -12,7 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specmatrix.matrix.zoo.net import CausalNet, Layer, RopeShape, Table, attended, rope_table, widened
+from specmatrix.matrix.zoo.net import CausalNet, Layer, Table, attended, rope_table, widened
+from specmatrix.matrix.zoo.recipes import Shape
 
 # layer of the draft, q [B, H, T, D], k [B, Hkv, T, D], v [B, Hkv, T, Dv] -> [B, H, T, Dv]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -21,10 +22,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 class Head(Protocol):
     """A draft head over the target's hidden states."""
 
-    @property
-    def rope_shape(self) -> RopeShape:
-        """The parameters of its rotary embedding."""
-        ...
+    shape: Shape
 
     def features(self, captured: Tensor) -> Tensor:
         """The hidden state of step 0 from the target's captured states [B, T, A]."""
@@ -39,7 +37,7 @@ class LanguageHead:
     """A language model as a draft head, which reads no states; its mask tokens are `mask_id`."""
 
     def __init__(self, net: CausalNet, mask_id: int) -> None:
-        self.net, self.rope_shape = net, net.rope_shape
+        self.net, self.shape = net, net.shape
         self.mask = mask_id, torch.zeros(0)
 
     def features(self, captured: Tensor) -> Tensor:
@@ -99,7 +97,7 @@ def unroll(head: Head, tokens: Tensor, captured: Tensor, steps: int) -> list[tup
         return unrolled_attention(q, keys, values)
 
     for step in range(steps):
-        table = rope_table(head.rope_shape, torch.arange(step, step + slots, device=tokens.device))
+        table = rope_table(head.shape, torch.arange(step, step + slots, device=tokens.device))
         words = ahead(tokens, 1 + step, slots)
         if step and mask is not None:
             words, hidden = torch.full_like(words, mask[0]), mask[1].expand(*words.shape, -1)
@@ -114,7 +112,7 @@ def rotated(heads: Sequence[Head], tokens: Tensor, captured: Tensor) -> list[tup
     hidden = heads[0].features(captured[:, :slots])
     made: list[tuple[Tensor, Tensor]] = []
     for index, head in enumerate(heads):
-        table = rope_table(head.rope_shape, torch.arange(slots, device=tokens.device))
+        table = rope_table(head.shape, torch.arange(slots, device=tokens.device))
         made.append(head.step(ahead(tokens, 1 + index, slots), hidden, table, whole))
         hidden = made[-1][0]
     return made

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from specmatrix.matrix.zoo.heads import Attend
-from specmatrix.matrix.zoo.layouts import hybrid_fields
-from specmatrix.matrix.zoo.net import FINAL, Cache, CausalNet, Table, initialise, rotate
-from specmatrix.matrix.zoo.recipes import HybridShape
+from specmatrix.matrix.zoo.net import FINAL, Cache, CausalNet, Table, initialise, rotary_dim, rotate
+from specmatrix.matrix.zoo.recipes import Shape
 
 
 def _dense_experts(own: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:  # noqa: ANN401 - transformers
@@ -23,12 +22,11 @@ def _dense_experts(own: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) ->
     return made
 
 
-def _parts(shape: HybridShape) -> tuple[Any, Any, Any, Any]:
+def _parts(shape: Shape) -> tuple[Any, Any, Any, Any]:
     """transformers' configuration of a shape, and its classes of a model, a decoder layer and a norm."""
-    fields = {**hybrid_fields(shape), "vocab_size": shape.vocab, "hidden_size": shape.hidden}
-    fields |= {"num_hidden_layers": shape.layers, "num_attention_heads": shape.heads, "rms_norm_eps": shape.eps}
-    fields |= {"intermediate_size": shape.intermediate, "max_position_embeddings": shape.max_positions}
-    if shape.experts:
+    # Without the padding token, as training pads rows with it and also learns it as the end of an answer.
+    fields = {name: value for name, value in vars(shape).items() if name not in ("pad_token_id", "torch_dtype")}
+    if shape.model_type == "qwen3_next":
         from transformers import Qwen3NextConfig
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
         from transformers.models.qwen3_next import modeling_qwen3_next as grouped
@@ -46,28 +44,27 @@ def _parts(shape: HybridShape) -> tuple[Any, Any, Any, Any]:
 class PredictionHead(nn.Module):
     """The MTP head: embedding and state, each normed, joined by `fc`, then one full-attention layer and a norm."""
 
-    def __init__(self, shape: HybridShape, config: Any, layer: Any, norm: Any) -> None:  # noqa: ANN401 - transformers
+    def __init__(self, shape: Shape, config: Any, layer: Any, norm: Any) -> None:  # noqa: ANN401 - transformers
         super().__init__()
-        self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)
-        self.pre_fc_norm_embedding = norm(shape.hidden, eps=shape.eps)
-        self.pre_fc_norm_hidden = norm(shape.hidden, eps=shape.eps)
-        self.layers = nn.ModuleList([layer(config, shape.interval - 1)])
-        self.norm = norm(shape.hidden, eps=shape.eps)
+        self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=False)
+        self.pre_fc_norm_embedding = norm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.pre_fc_norm_hidden = norm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.layers = nn.ModuleList([layer(config, shape.layer_types.index("full_attention"))])
+        self.norm = norm(shape.hidden_size, eps=shape.rms_norm_eps)
 
 
 class HybridNet(CausalNet):
     """The model and its MTP head. A cache holds transformers' own; its rows may have padding in front."""
 
-    def __init__(self, shape: HybridShape) -> None:
+    def __init__(self, shape: Shape) -> None:
         nn.Module.__init__(self)
-        self.shape = self.rope_shape = shape
-        self.depth, self.hidden = shape.layers, shape.hidden
+        self.shape, self.depth, self.hidden = shape, shape.num_hidden_layers, shape.hidden_size
         self.config, model, layer, norm = _parts(shape)
         self.model = model(self.config)
-        self.lm_head = nn.Linear(shape.hidden, shape.vocab, bias=False)
+        self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
         self.mtp = PredictionHead(shape, self.config, layer, norm)
         initialise(self)
-        if shape.tied:
+        if shape.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
     @property
@@ -97,17 +94,16 @@ class HybridNet(CausalNet):
         kept = [final if index == FINAL else made.hidden_states[index + 1] for index in aux]
         return self.lm_head(final), torch.cat(kept, -1) if aux else None
 
-    def bundled(self, index: int) -> "HybridHead":
+    def bundled(self) -> list["HybridHead"]:
         """The MTP head as a draft head; every step uses its only layer."""
-        assert index == 0, f"a hybrid has one MTP layer, so there is no layer {index}"
-        return HybridHead(self)
+        return [HybridHead(self)]
 
 
 class HybridHead:
     """The MTP head as a draft head; the next step reads its state after `mtp.norm`."""
 
     def __init__(self, net: HybridNet) -> None:
-        self.net, self.rope_shape = net, net.shape
+        self.net, self.shape = net, net.shape
 
     def features(self, captured: Tensor) -> Tensor:
         """The target's final state, unchanged."""
@@ -125,14 +121,14 @@ class HybridHead:
         return state, self.net.lm_head(state)
 
     def _attention(self, own: Any, x: Tensor, table: Table, attend: Attend) -> Tensor:  # noqa: ANN401 - transformers
-        wide = (*x.shape[:2], -1, self.net.shape.width)
-        query, gate = own.q_proj(x).view(*x.shape[:2], self.net.shape.heads, -1).chunk(2, -1)
+        wide = (*x.shape[:2], -1, self.shape.head_dim)
+        query, gate = own.q_proj(x).view(*x.shape[:2], self.shape.num_attention_heads, -1).chunk(2, -1)
         q, k = (self._turned(part, table) for part in (own.q_norm(query), own.k_norm(own.k_proj(x).view(wide))))
         mixed = attend(0, q, k, own.v_proj(x).view(wide).transpose(1, 2))
         out: Tensor = own.o_proj(mixed.transpose(1, 2).flatten(2) * torch.sigmoid(gate.flatten(2)))
         return out
 
     def _turned(self, heads: Tensor, table: Table) -> Tensor:
-        """[B, T, H, D] to [B, H, T, D], with the first `head_dim` dimensions rotated."""
-        turning, plain = heads.transpose(1, 2).tensor_split((self.rope_shape.head_dim,), -1)
+        """[B, T, H, D] to [B, H, T, D], with the first `rotary_dim` dimensions rotated."""
+        turning, plain = heads.transpose(1, 2).tensor_split((rotary_dim(self.shape),), -1)
         return torch.cat((rotate(turning, table), plain), -1)

@@ -50,7 +50,7 @@ def multi_token(net: BundledNet, batch: Batch, prompt_weight: float) -> Tensor:
     logits, final = net(batch.tokens, aux=(FINAL,))
     weight = predicted(batch, 0, prompt_weight)
     total = cross_entropy(logits[:, :-1], batch.tokens[:, 1:], weight)
-    heads = [net.bundled(index) for index in range(net.shape.bundled)]
+    heads = net.bundled()
     for index, (_, guesses) in enumerate(rotated(heads, batch.tokens, final)):
         slots = batch.tokens.shape[1] - 2 - index
         loss = cross_entropy(guesses[:, :slots], batch.tokens[:, 2 + index :], weight[:, 1 + index :])
@@ -112,7 +112,7 @@ def bundled(net: BundledNet, batch: Batch, steps: int) -> Tensor:
         goal, final = net(batch.tokens, aux=(FINAL,))
         assert final is not None
         goal, weight = goal.float().softmax(-1), predicted(batch, 1, 0.0)
-    heads = [net.bundled(index) for index in range(net.shape.bundled)]
+    heads = net.bundled()
     alone = _ahead(unroll(heads[0], batch.tokens, final, steps), goal, batch.tokens, weight, None)
     return alone + _ahead(rotated(heads, batch.tokens, final), goal, batch.tokens, weight, None)
 

@@ -1,13 +1,13 @@
 """Decoder models for training, with the parameter names of Hugging Face checkpoints (Llama and Qwen3 layouts)."""
 
 from collections.abc import Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specmatrix.matrix.zoo.recipes import ModelShape
+from specmatrix.matrix.zoo.recipes import Shape
 
 # Index, among captured layers, of the target's state after its final norm.
 FINAL: Final = -1
@@ -15,19 +15,17 @@ FINAL: Final = -1
 Table = tuple[Tensor, Tensor]
 
 
-class RopeShape(Protocol):
-    """The RoPE parameters of a shape: rotated width and frequency base."""
-
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def rope_theta(self) -> float: ...
+def rotary_dim(shape: Shape) -> int:
+    """How many dimensions of a head are rotated."""
+    own: int = getattr(shape, "qk_rope_head_dim", 0)
+    return own or int(shape.head_dim * getattr(shape, "partial_rotary_factor", 1))
 
 
-def rope_table(shape: RopeShape, positions: Tensor) -> Table:
-    """cos and sin [..., head_dim] float32 for rotary embedding in half-split form."""
-    steps = torch.arange(0, shape.head_dim, 2, device=positions.device, dtype=torch.float32)
-    angles = positions[..., None].float() * shape.rope_theta ** (-steps / shape.head_dim)
+def rope_table(shape: Shape, positions: Tensor) -> Table:
+    """cos and sin [..., rotary_dim] float32 for rotary embedding in half-split form."""
+    width = rotary_dim(shape)
+    steps = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32)
+    angles = positions[..., None].float() * shape.rope_theta ** (-steps / width)
     return torch.cat((angles.cos(), angles.cos()), -1), torch.cat((angles.sin(), angles.sin()), -1)
 
 
@@ -71,32 +69,32 @@ AnyAttention = TypeVar("AnyAttention", bound=Projections)
 class Attention(Projections):
     """Projections of grouped-query attention; `width`: input width (twice the hidden width in the EAGLE3 head)."""
 
-    def __init__(self, shape: ModelShape, width: int) -> None:
+    def __init__(self, shape: Shape, width: int) -> None:
         super().__init__()
-        self.shape = shape
-        self.q_proj = nn.Linear(width, shape.heads * shape.head_dim, bias=False)
-        self.k_proj = nn.Linear(width, shape.kv_heads * shape.head_dim, bias=False)
-        self.v_proj = nn.Linear(width, shape.kv_heads * shape.head_dim, bias=False)
-        self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.hidden, bias=False)
-        if shape.qk_norm:
-            self.q_norm = RMSNorm(shape.head_dim, shape.eps)
-            self.k_norm = RMSNorm(shape.head_dim, shape.eps)
+        self.shape, self.normed = shape, shape.model_type == "qwen3"
+        self.q_proj = nn.Linear(width, shape.num_attention_heads * shape.head_dim, bias=False)
+        self.k_proj = nn.Linear(width, shape.num_key_value_heads * shape.head_dim, bias=False)
+        self.v_proj = nn.Linear(width, shape.num_key_value_heads * shape.head_dim, bias=False)
+        self.o_proj = nn.Linear(shape.num_attention_heads * shape.head_dim, shape.hidden_size, bias=False)
+        if self.normed:
+            self.q_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps)
+            self.k_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps)
 
     def project(self, x: Tensor, table: Table) -> tuple[Tensor, Tensor, Tensor]:
         return rotate(self.queries(x), table), *self.keys_values(x, table)
 
     def queries(self, x: Tensor) -> Tensor:
         """[B, H, T, D] of x [B, T, width], not yet rotated."""
-        q = self._heads(self.q_proj(x), self.shape.heads)
-        return self.q_norm(q) if self.shape.qk_norm else q
+        q = self._heads(self.q_proj(x))
+        return self.q_norm(q) if self.normed else q
 
     def keys_values(self, x: Tensor, table: Table) -> tuple[Tensor, Tensor]:
         """k (rotated) and v [B, Hkv, T, D] of x [B, T, width]."""
-        k, v = self._heads(self.k_proj(x), self.shape.kv_heads), self._heads(self.v_proj(x), self.shape.kv_heads)
-        return rotate(self.k_norm(k) if self.shape.qk_norm else k, table), v
+        k, v = self._heads(self.k_proj(x)), self._heads(self.v_proj(x))
+        return rotate(self.k_norm(k) if self.normed else k, table), v
 
-    def _heads(self, x: Tensor, heads: int) -> Tensor:
-        return x.view(*x.shape[:2], heads, self.shape.head_dim).transpose(1, 2)
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], -1, self.shape.head_dim).transpose(1, 2)
 
     def merge(self, heads: Tensor) -> Tensor:
         out: Tensor = self.o_proj(heads.transpose(1, 2).flatten(2))
@@ -166,11 +164,11 @@ def attended(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
 class Layer(nn.Module, Generic[AnyAttention]):
     """One decoder layer. `window`: sliding window in tokens, the query's own included; 0 for none."""
 
-    def __init__(self, hidden: int, eps: float, attention: AnyAttention, mlp: nn.Module, window: int = 0) -> None:
+    def __init__(self, shape: Shape, attention: AnyAttention, mlp: nn.Module, window: int = 0) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(hidden, eps)
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.self_attn: AnyAttention = attention
-        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = mlp
         self.window = window
 
@@ -190,26 +188,24 @@ class Layer(nn.Module, Generic[AnyAttention]):
 class Body(nn.Module):
     """Embedding, layers and final norm."""
 
-    def __init__(self, vocab: int, hidden: int, eps: float, layers: Sequence[nn.Module]) -> None:
+    def __init__(self, shape: Shape, layers: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(vocab, hidden)
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(layers)
-        self.norm = RMSNorm(hidden, eps)
+        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
 
 class CausalNet(nn.Module):
-    """A language model; the first `depth` layers of `body` are the model's, later ones are MTP layers."""
+    """A language model; the first `depth` of `layers` are the model's, later ones are MTP layers."""
 
-    def __init__(self, rope_shape: RopeShape, body: Body, depth: int, tied: bool = False) -> None:
+    def __init__(self, shape: Shape, layers: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.rope_shape = rope_shape
-        self.depth = depth
-        self.model = body
-        self.hidden = body.embed_tokens.weight.shape[1]
-        self.lm_head = nn.Linear(self.hidden, body.embed_tokens.weight.shape[0], bias=False)
+        self.shape, self.depth, self.hidden = shape, shape.num_hidden_layers, shape.hidden_size
+        self.model = Body(shape, layers)
+        self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
         initialise(self)
-        if tied:
-            self.lm_head.weight = body.embed_tokens.weight
+        if shape.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(
         self, tokens: Tensor, cache: Cache | None = None, aux: tuple[int, ...] = ()
@@ -219,7 +215,7 @@ class CausalNet(nn.Module):
         FINAL in `aux` is the state after the final norm.
         """
         start = 0 if cache is None else cache.length
-        table = rope_table(self.rope_shape, torch.arange(start, start + tokens.shape[1], device=tokens.device))
+        table = rope_table(self.shape, torch.arange(start, start + tokens.shape[1], device=tokens.device))
         x = self.model.embed_tokens(tokens)
         kept: dict[int, Tensor] = {}
         for index, layer in enumerate(self.model.layers[: self.depth]):
@@ -235,19 +231,19 @@ class CausalNet(nn.Module):
 class DenseNet(CausalNet):
     """The layouts of LlamaForCausalLM and, with normed queries and keys, Qwen3ForCausalLM."""
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, shape: Shape) -> None:
+        kinds = getattr(shape, "layer_types", ["sliding_attention"] * shape.num_hidden_layers)
+        window = getattr(shape, "sliding_window", None) or 0
         layers = [
             Layer(
-                shape.hidden,
-                shape.eps,
-                Attention(shape, shape.hidden),
-                MLP(shape.hidden, shape.intermediate),
-                shape.window if index in shape.sliding else 0,
+                shape,
+                Attention(shape, shape.hidden_size),
+                MLP(shape.hidden_size, shape.intermediate_size),
+                window if kind == "sliding_attention" else 0,
             )
-            for index in range(shape.layers)
+            for kind in kinds
         ]
-        super().__init__(shape, Body(shape.vocab, shape.hidden, shape.eps, layers), shape.layers, shape.tied)
-        self.shape = shape
+        super().__init__(shape, layers)
 
 
 def initialise(module: nn.Module) -> None:

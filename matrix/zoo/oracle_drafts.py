@@ -81,9 +81,7 @@ class HeadDraft(OracleDraft):
             states = [[mask[1]] * len(own) for own in states]
         rows = torch.tensor([[*self.tokens[1 : known + 1], *path] for path in paths])
         hidden = torch.stack([torch.stack((*self.features[:known], *own)) for own in states])
-        state, logits = self.head.step(
-            rows, hidden, rope_table(self.head.rope_shape, torch.arange(rows.shape[1])), whole
-        )
+        state, logits = self.head.step(rows, hidden, rope_table(self.head.shape, torch.arange(rows.shape[1])), whole)
         return state[:, -1], logits[:, -1]
 
     def to_target(self, index: int) -> int:
@@ -105,7 +103,7 @@ class RotatedDraft(OracleDraft):
         head = self.heads[depth]
         rows = torch.tensor([[*self.tokens[1 + depth : known + 1], *path] for path in paths])
         hidden = torch.stack([own[-1] if own else self.features[:known] for own in states])
-        state, logits = head.step(rows, hidden, rope_table(head.rope_shape, torch.arange(known)), whole)
+        state, logits = head.step(rows, hidden, rope_table(head.shape, torch.arange(known)), whole)
         return state, logits[:, -1]
 
 
@@ -196,7 +194,7 @@ class Drafts:
         found, target = self.nets.get(algorithm), self.target
         recipe = self.recipes[algorithm]
         if isinstance(found, CausalNet) and recipe.parallel:
-            ids = torch.arange(recipe.shape.vocab)
+            ids = torch.arange(recipe.shape.vocab_size)
             return HeadDraft(LanguageHead(found, recipe.mask_id), ids, tokens, torch.zeros(len(tokens), 0))
         if isinstance(found, CausalNet):
             return StandaloneDraft(found, tokens)
@@ -204,10 +202,10 @@ class Drafts:
         assert captured is not None
         if found is None:
             assert isinstance(target, DeepseekNet | HybridNet)
-            heads = [target.bundled(index) for index in range(target.shape.bundled)]
+            heads = target.bundled()
             if len(heads) > 1 and key_of(algorithm, shape)[1]:
                 return RotatedDraft(heads, tokens, captured[0])
-            return HeadDraft(heads[0], torch.arange(target.shape.vocab), tokens, captured[0])
+            return HeadDraft(heads[0], torch.arange(target.shape.vocab_size), tokens, captured[0])
         net, kept = found
         if isinstance(net, DsparkNet):
             return SparkDraft(net, shape[2], tokens, captured[0])

@@ -4,96 +4,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any, Final, TypeAlias
 
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """Sizes of a model or draft head in the layouts of Llama and Qwen3.
-
-    qk_norm: queries and keys are normed per head. tied: lm_head shares the embedding. sliding: layers with a sliding
-    window of `window` tokens, the query's own included.
-    """
-
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    intermediate: int
-    head_dim: int = 32
-    vocab: int = 768
-    max_positions: int = 4096
-    rope_theta: float = 10000.0
-    eps: float = 1e-5
-    qk_norm: bool = False
-    tied: bool = False
-    window: int = 0
-    sliding: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class LatentShape:
-    """Sizes of a model in the layout of DeepSeek-V3.
-
-    A head's query and key have `plain_dim` dimensions without RoPE and `head_dim` with it; the KV cache holds
-    `latent_rank` + `head_dim` numbers per token. bundled: MTP layers after the model's.
-    """
-
-    hidden: int
-    layers: int
-    heads: int
-    intermediate: int
-    query_rank: int
-    latent_rank: int
-    plain_dim: int
-    head_dim: int
-    value_dim: int
-    experts: int
-    chosen: int
-    expert_intermediate: int
-    groups: int
-    chosen_groups: int
-    bundled: int
-    shared: int = 1
-    dense_layers: int = 1
-    routed_scale: float = 2.5
-    vocab: int = 768
-    max_positions: int = 4096
-    rope_theta: float = 10000.0
-    eps: float = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class HybridShape:
-    """Sizes of a hybrid: Qwen3-Next with `experts`, else Qwen3.5.
-
-    Every `interval`-th layer is gated full attention; `head_dim` of the `width` dimensions of its heads are rotated.
-    The others are gated delta nets with `key_heads` heads of `key_dim`, `value_heads` of `value_dim`, and a convolution
-    over `taps` tokens.
-    """
-
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    intermediate: int
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    experts: int = 0
-    chosen: int = 0
-    expert_intermediate: int = 0
-    width: int = 32
-    head_dim: int = 8
-    taps: int = 4
-    interval: int = 3
-    bundled: int = 1
-    tied: bool = False
-    vocab: int = 768
-    max_positions: int = 4096
-    rope_theta: float = 10000.0
-    eps: float = 1e-6
+# The fields of a model's config.json as attributes.
+Shape: TypeAlias = SimpleNamespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +41,13 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Dflash2Parts:
-    """DFLASH2: taps of the convolutions, channels of a group; rank of the selector, candidates of a draft."""
+    """DFLASH2's part of `dflash_config`: taps of the convolutions, channels of a group; rank of the selector,
+    candidates of a draft."""
 
-    taps: int
-    group: int
-    rank: int
-    candidates: int
+    conv_kernel_size: int
+    conv_group_size: int
+    selector_rank: int
+    selector_top_k: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +64,8 @@ class BlockHeads:
 class Recipe:
     """A checkpoint of the zoo.
 
-    kind: "target", "standalone", "eagle", "eagle3", "dflash" or "dspark"; family: layout ("llama", "qwen3", "deepseek",
-    "mistral", "qwen3_next", "qwen3_5").
+    kind: "target", "standalone", "eagle", "eagle3", "dflash" or "dspark". config: the fields of its config.json, but
+    for those of a draft (`config_json.config_of`).
     aux_layers: target layers whose outputs a draft reads. draft_vocab: 0 for the target's own head and embedding.
     unroll: draft steps of the training-time test. block: of DFLASH and DSPARK, one more than the drafts; dflash2: of
     DFLASH2; heads: of DSPARK; mask_id: their mask token, and of a draft that is `parallel` (P-EAGLE, PARD). base: the
@@ -161,14 +77,13 @@ class Recipe:
 
     name: str
     kind: str
-    shape: ModelShape | LatentShape | HybridShape
+    config: dict[str, Any]
     fit: Fit
     seed: int
     target: str | None = None
     aux_layers: tuple[int, ...] = ()
     draft_vocab: int = 0
     unroll: int = 0
-    family: str = "llama"
     block: int = 0
     dflash2: Dflash2Parts | None = None
     heads: BlockHeads | None = None
@@ -179,30 +94,33 @@ class Recipe:
     base: str = ""
     problems: int = 0
 
+    @property
+    def shape(self) -> Shape:
+        """What a net is built from."""
+        return Shape(**self.config)
+
 
 DATA: Final = Data()
-
-# The shapes of targets in layouts other than Llama's.
-SHAPES: Final = {"deepseek": LatentShape, "qwen3_next": HybridShape, "qwen3_5": HybridShape}
 
 
 def _built(kind: Any, given: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any dataclass of this file
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
-def _recipe(name: str, given: Mapping[str, Any]) -> Recipe:
-    shape = SHAPES.get(given.get("family", ""), ModelShape)
-    kinds = {"shape": shape, "fit": Fit, "bundled_fit": Fit, "dflash2": Dflash2Parts, "heads": BlockHeads}
-    parts = {part: _built(kind, given[part]) for part, kind in kinds.items() if part in given}
-    found: Recipe = _built(Recipe, {**given, **parts, "name": name})
-    return found
-
-
 # Plain JSON, so that an engine in an environment of its own reads it too.
 _TABLE: Final[dict[str, Any]] = json.loads(
     Path(__file__).with_name("data").joinpath("recipes.json").read_text(encoding="utf-8")
 )
-RECIPES: Final = {name: _recipe(name, given) for name, given in _TABLE.items()}
+
+
+def _recipe(name: str, layout: str, config: dict[str, Any], **given: Any) -> Recipe:  # noqa: ANN401 - of any field
+    kinds = {"fit": Fit, "bundled_fit": Fit, "dflash2": Dflash2Parts, "heads": BlockHeads}
+    parts = {part: _built(kind, given[part]) for part, kind in kinds.items() if part in given}
+    found: Recipe = _built(Recipe, {**given, **parts, "name": name, "config": _TABLE["layouts"][layout] | config})
+    return found
+
+
+RECIPES: Final[dict[str, Recipe]] = {name: _recipe(name, **given) for name, given in _TABLE["recipes"].items()}
 
 
 def smoke(recipe: Recipe) -> Recipe:

@@ -218,7 +218,7 @@ def train_standalone(plan: TrainingPlan, recipe: Recipe, target: CausalNet, answ
     if recipe.base:
         checkpoint.start_from(plan.target_folder(recipe.base), net)
     net, coin = net.to(plan.device), torch.Generator().manual_seed(recipe.seed)
-    ids = torch.arange(recipe.shape.vocab, device=plan.device)
+    ids = torch.arange(recipe.shape.vocab_size, device=plan.device)
 
     def loss_of(batch: Batch) -> Tensor:
         if recipe.parallel:
@@ -247,7 +247,7 @@ def train_head(plan: TrainingPlan, recipe: Recipe, target: CausalNet, answers: S
     if recipe.base:
         kept = checkpoint.start_from(plan.target_folder(recipe.base), net)
     net = net.to(plan.device)
-    ids = (torch.arange(recipe.shape.vocab) if kept is None else kept).to(plan.device)
+    ids = (torch.arange(recipe.shape.vocab_size) if kept is None else kept).to(plan.device)
     coin = torch.Generator(plan.device).manual_seed(recipe.seed)
 
     def loss_of(batch: Batch) -> Tensor:

@@ -15,19 +15,24 @@ from specmatrix.matrix.zoo.heads import Head, LanguageHead, rotated, unroll, unr
 from specmatrix.matrix.zoo.hybrid_net import HybridNet
 from specmatrix.matrix.zoo.net import DenseNet, attended
 from specmatrix.matrix.zoo.oracle_drafts import HeadDraft, RotatedDraft
-from specmatrix.matrix.zoo.recipes import RECIPES, Fit, HybridShape, LatentShape, ModelShape
+from specmatrix.matrix.zoo.recipes import RECIPES, Fit, Shape
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
 from specmatrix.matrix.zoo.train import optimise, plan_of, train
 
-LATENT = LatentShape(
-    hidden=24, layers=1, heads=3, intermediate=20, query_rank=12, latent_rank=8, plain_dim=6, head_dim=4, value_dim=10,
-    experts=4, chosen=2, expert_intermediate=14, groups=2, chosen_groups=1, bundled=2,
-)  # fmt: skip
-HYBRID = HybridShape(
-    hidden=24, layers=3, heads=4, kv_heads=2, intermediate=20, key_heads=2, value_heads=6, key_dim=6, value_dim=4,
-    experts=4, chosen=2, expert_intermediate=14, width=12, head_dim=4,
-)  # fmt: skip
-SMALL = ModelShape(hidden=24, layers=2, heads=4, kv_heads=2, intermediate=20, head_dim=8)
+TINY = {"hidden_size": 24, "intermediate_size": 20}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 14}
+LATENT = Shape(**RECIPES["deepseek-mini"].config | TINY | EXPERTS | {
+    "num_hidden_layers": 1, "num_attention_heads": 3, "q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4, "v_head_dim": 10, "n_routed_experts": 4,
+})  # fmt: skip
+HYBRID = Shape(**RECIPES["qwen3next-mini"].config | TINY | EXPERTS | {
+    "num_hidden_layers": 3, "layer_types": ["linear_attention", "linear_attention", "full_attention"], "head_dim": 12,
+    "partial_rotary_factor": 1 / 3, "linear_key_head_dim": 6, "linear_value_head_dim": 4, "num_experts": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1 / 3},
+    "shared_expert_intermediate_size": 14,
+})  # fmt: skip
+PLAIN = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8} | TINY
+SMALL = Shape(**RECIPES["llama-mini"].config | PLAIN)
 
 
 @pytest.fixture(params=["eagle", "eagle3", "eagle3 of two layers", "p-eagle", "pard", "bundled", "hybrid"])
@@ -38,15 +43,15 @@ def head(request) -> tuple[Head, int]:
     if request.param == "eagle":
         return FeatureNet(SMALL, shared).eval(), 24
     if request.param == "eagle3":
-        return EagleNet(replace(SMALL, hidden=20, layers=1), 48, 32).eval(), 48
+        return EagleNet(Shape(**vars(SMALL) | {"hidden_size": 20, "num_hidden_layers": 1}), 48, 32).eval(), 48
     if request.param == "p-eagle":
-        return EagleNet(replace(SMALL, hidden=20), 48, 32, None, 5).eval(), 48
+        return EagleNet(Shape(**vars(SMALL) | {"hidden_size": 20}), 48, 32, None, 5).eval(), 48
     if request.param == "pard":
         return LanguageHead(DenseNet(SMALL).eval(), 5), 24
     if request.param == "bundled":
-        return DeepseekNet(LATENT).eval().bundled(0), 24
+        return DeepseekNet(LATENT).eval().bundled()[0], 24
     if request.param == "hybrid":
-        return HybridNet(HYBRID).eval().bundled(0), 24
+        return HybridNet(HYBRID).eval().bundled()[0], 24
     return EagleNet(SMALL, 48, 0, shared).eval(), 48
 
 
@@ -73,7 +78,7 @@ def test_a_chain_of_layers_equals_drafting_layer_by_layer():
     net = DeepseekNet(LATENT).eval()
     tokens = torch.randint(0, 768, (1, 12), generator=torch.Generator().manual_seed(1))
     final = torch.randn(1, 12, 24, generator=torch.Generator().manual_seed(2))
-    heads = [net.bundled(0), net.bundled(1)]
+    heads = net.bundled()
     made = rotated(heads, tokens, final)
     draft = RotatedDraft(heads, tokens[0].tolist(), final[0])
     for slot in (2, 7):
@@ -86,7 +91,13 @@ def test_a_chain_of_layers_equals_drafting_layer_by_layer():
 @torch.inference_mode()
 def test_a_block_depends_on_the_context_in_front_of_it_and_on_its_anchor_alone():
     torch.manual_seed(0)
-    net = DflashNet(replace(SMALL, qk_norm=True), 48, 5, 3, Shared(torch.randn(768, 24), torch.randn(768, 24))).eval()
+    net = DflashNet(
+        Shape(**RECIPES["llama-mini-dflash"].config | PLAIN),
+        48,
+        5,
+        3,
+        Shared(torch.randn(768, 24), torch.randn(768, 24)),
+    ).eval()
     tokens = torch.randint(4, 768, (1, 12), generator=torch.Generator().manual_seed(1))
     captured = torch.randn(1, 12, 48, generator=torch.Generator().manual_seed(2))
     both = net.rows(tokens, captured, torch.tensor([[4, 7]]))
@@ -113,7 +124,7 @@ def test_a_window_hides_what_lies_further_back():
 def test_a_routers_bias_moves_towards_the_idle_experts():
     torch.manual_seed(0)
     net = DeepseekNet(LATENT)
-    router = net.bundled(0).layer.mlp.gate
+    router = net.bundled()[0].layer.mlp.gate
     weights = router.train()(torch.randn(1, 50, 24))
     load = (weights > 0).float().mean((0, 1))
     assert torch.equal(router.e_score_correction_bias.sign(), (load.mean() - load).sign())

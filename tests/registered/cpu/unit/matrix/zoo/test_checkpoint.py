@@ -1,21 +1,23 @@
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from specmatrix.engine.models.config import read_raw
 from specmatrix.engine.models.loader import facts
 from specmatrix.matrix.cells.model_facts import model_facts
 from specmatrix.matrix.zoo import card
 from specmatrix.matrix.zoo.checkpoint import read_net
+from specmatrix.matrix.zoo.config_json import config_of
 from specmatrix.matrix.zoo.decode import greedy
 from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
-from specmatrix.matrix.zoo.evaluate import data_hash, recipe_of
+from specmatrix.matrix.zoo.evaluate import data_hash
 from specmatrix.matrix.zoo.hybrid_net import HybridNet
-from specmatrix.matrix.zoo.layouts import architecture_of
 from specmatrix.matrix.zoo.net import FINAL, Cache
 from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, RotatedDraft
-from specmatrix.matrix.zoo.recipes import DATA, RECIPES, HybridShape, LatentShape, ModelShape
+from specmatrix.matrix.zoo.recipes import DATA, RECIPES
 from specmatrix.matrix.zoo.registry import CHECKPOINTS, NAMES
 from tests.support.refusals import refusal
 
@@ -44,7 +46,7 @@ def test_transformers_loads_it_unchanged_and_gives_the_same_logits(name, monkeyp
     folder = CHECKPOINTS / name
     model, loading = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     shape = RECIPES[name].shape
-    assert type(model).__name__ == architecture_of(RECIPES[name])
+    assert [type(model).__name__] == shape.architectures
     assert not any(loading[kind] for kind in ("missing_keys", "mismatched_keys"))
     # transformers leaves bundled layers to its own multi-token prediction.
     assert all(key.startswith(BUNDLED) for key in loading["unexpected_keys"])
@@ -52,8 +54,8 @@ def test_transformers_loads_it_unchanged_and_gives_the_same_logits(name, monkeyp
     expected = model(input_ids=tokens).logits
     ours, _ = read_net(folder, RECIPES[name], torch.device("cpu"))(tokens)
     assert expected.abs().max() > 10.0
-    assert (ours - expected).abs().max() < (1e-3 if isinstance(shape, HybridShape) else 1e-4)
-    if getattr(shape, "sliding", ()):
+    assert (ours - expected).abs().max() < (1e-3 if hasattr(shape, "partial_rotary_factor") else 1e-4)
+    if getattr(shape, "sliding_window", None):
         model.config.sliding_window = 120
         assert (model(input_ids=tokens).logits - expected).abs().max() > 1.0
 
@@ -83,7 +85,7 @@ def test_bundled_layers_agree_with_transformers(monkeypatch):
         position_ids=torch.arange(1, 40)[None],
         mtp_cache=MtpCache(config=model.config.get_mtp_config()),
     )
-    draft, states = RotatedDraft([net.bundled(0), net.bundled(1)], tokens[0].tolist(), final[0]), []
+    draft, states = RotatedDraft(net.bundled(), tokens[0].tolist(), final[0]), []
     for depth in range(2):
         state, ours = draft.after(39, [tuple(ids[0, :depth].tolist())], [states])
         assert (ours[0] - logits[0, depth]).abs().max() < 1e-4
@@ -113,9 +115,8 @@ def test_cards_name_parameters_data_and_recipe(name):
     assert known.data_hash == data_hash(DATA)
     assert known.training["steps"] == recipe.fit.steps == known.recipe["fit"]["steps"]
     assert known.recipe["data"]["test_mix"] == list(DATA.test_mix)
-    # Older cards lack what later recipes added; what they say must be what the recipe says.
-    plain = recipe_of(recipe, DATA)
-    assert all(plain["shape"][key] == value for key, value in known.recipe["shape"].items())
+    target = RECIPES[recipe.target] if recipe.target else None
+    assert read_raw(CHECKPOINTS / name) == json.loads(json.dumps(config_of(recipe, target)))
 
 
 def test_shapes_differ_wherever_a_layout_allows_it_and_other_engines_serve_them():
@@ -123,15 +124,18 @@ def test_shapes_differ_wherever_a_layout_allows_it_and_other_engines_serve_them(
     for target, drafts in DRAFTS.items():
         for name in set(drafts.values()) - {target}:
             ours, theirs = RECIPES[name], RECIPES[target].shape
-            assert ours.shape.intermediate != theirs.intermediate and ours.shape.heads != theirs.heads
-            assert isinstance(theirs, LatentShape) or ours.shape.layers != theirs.layers
-    shapes = {(RECIPES[name].shape.hidden, RECIPES[name].shape.layers, RECIPES[name].form) for name in DRAFTS}
+            assert ours.shape.intermediate_size != theirs.intermediate_size
+            assert ours.shape.num_attention_heads != theirs.num_attention_heads
+            assert target == "deepseek-mini" or ours.shape.num_hidden_layers != theirs.num_hidden_layers
+    shapes = {
+        (recipe.shape.hidden_size, recipe.shape.num_hidden_layers, recipe.form) for recipe in map(RECIPES.get, DRAFTS)
+    }
     assert len(shapes) == len(DRAFTS)
     for recipe in RECIPES.values():
-        if isinstance(recipe.shape, ModelShape):
+        if recipe.bundled_fit is None:
             assert recipe.shape.head_dim in (32, 64, 80, 96, 112, 128)
-            free = recipe.family == "qwen3" or recipe.name == "qwen35-mini-eagle3"
-            assert free or recipe.shape.hidden % recipe.shape.heads == 0
+            free = recipe.shape.model_type == "qwen3" or recipe.name == "qwen35-mini-eagle3"
+            assert free or recipe.shape.hidden_size % recipe.shape.num_attention_heads == 0
 
 
 @pytest.mark.parametrize(

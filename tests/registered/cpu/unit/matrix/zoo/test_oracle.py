@@ -11,7 +11,7 @@ from specmatrix.matrix.cells.model_facts import model_facts, zoo_facts
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.zoo import oracle
 from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, LAYERS, SINGLE, is_layered
-from specmatrix.matrix.zoo.recipes import RECIPES, LatentShape
+from specmatrix.matrix.zoo.recipes import RECIPES
 from specmatrix.matrix.zoo.registry import margins_file, oracle_file
 
 
@@ -120,8 +120,7 @@ def test_every_locked_cell_with_a_draft_of_the_zoo_is_covered():
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize(("topk", "width"), [(1, "auto"), (2, 3)])
 def test_a_layer_drafts_each_step_where_the_engine_resolves_so(steps, topk, width):
-    shape = RECIPES["deepseek-mini"].shape
-    assert isinstance(shape, LatentShape) and shape.bundled == LAYERS
+    assert RECIPES["deepseek-mini"].shape.num_nextn_predict_layers == LAYERS
     shape = {"num_steps": steps, "eagle_topk": topk, "num_draft_tokens": width}
     flags = {f"speculative_{name}": value for name, value in shape.items()}
     resolved = resolve(EngineConfig("deepseek-mini", "NEXTN", None, **flags), model_facts("deepseek-mini"))
