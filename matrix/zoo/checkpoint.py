@@ -66,7 +66,7 @@ def write(
 ) -> None:
     """Write config, weights and tokenizer; `kept` [Vd]: ascending target ids of a separate draft vocabulary."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: _stored(name, tensor) for name, tensor in _named(module).items()}
+    tensors = {name: _stored(name, tensor) for name, tensor in named(module).items()}
     if kept is not None:
         tensors["d2t"] = (kept - torch.arange(len(kept))).to(torch.int64)
         tensors["t2d"] = torch.zeros(recipe.shape.vocab_size, dtype=torch.bool).index_fill(0, kept, True)
@@ -89,7 +89,7 @@ def _stored(name: str, tensor: Tensor) -> Tensor:
     return tensor.detach().to(kind).cpu().clone().contiguous()
 
 
-def _named(module: nn.Module) -> dict[str, Tensor]:
+def named(module: nn.Module) -> dict[str, Tensor]:
     """Checkpoint tensors by name: one per expert, no tied head, embedding and head copied into MTP layers."""
     state: dict[str, Tensor] = dict(module.state_dict())
     if isinstance(module, CausalNet) and module.shape.tie_word_embeddings:

@@ -12,36 +12,6 @@ from torch import Tensor
 
 Shapes = dict[str, tuple[int, ...]]
 
-# A small target with two prediction layers.
-DEEPSEEK: dict[str, Any] = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "moe_intermediate_size": 20,
-    "num_hidden_layers": 2,
-    "num_nextn_predict_layers": 2,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 3,
-    "n_shared_experts": 1,
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 2,
-    "n_group": 3,
-    "topk_group": 2,
-    "routed_scaling_factor": 2.5,
-    "first_k_dense_replace": 1,
-    "norm_topk_prob": True,
-    "q_lora_rank": 20,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-}
-
 
 def layer_shapes(
     prefix: str, c: dict[str, Any], front: tuple[str, ...] = ("input_layernorm",), wide: int = 1
@@ -99,50 +69,6 @@ def dflash2_shapes(c: dict[str, Any]) -> Shapes:
     for conv in (f"layers.{i}.{part}_conv." for i in range(c["num_hidden_layers"]) for part in ("attention", "mlp")):
         found |= {f"{conv}base_kernel": (2, taps, hidden)}
         found |= {f"{conv}kernel_projection.weight": (2 * taps * hidden // own["conv_group_size"], hidden)}
-    return found
-
-
-def deepseek_shapes(c: dict[str, Any]) -> Shapes:
-    """A DeepseekV3ForCausalLM with its prediction layers, which share embedding and head."""
-    hidden, vocab, layers = c["hidden_size"], c["vocab_size"], c["num_hidden_layers"]
-    found: Shapes = {
-        "model.embed_tokens.weight": (vocab, hidden),
-        "model.norm.weight": (hidden,),
-        "lm_head.weight": (vocab, hidden),
-    }
-    for i in range(layers + c["num_nextn_predict_layers"]):
-        found |= latent_shapes(f"model.layers.{i}.", c, experts=i >= c["first_k_dense_replace"])
-        if i >= layers:
-            norms = ("enorm", "hnorm", "shared_head.norm")
-            found |= {f"model.layers.{i}.{norm}.weight": (hidden,) for norm in norms}
-            found[f"model.layers.{i}.eh_proj.weight"] = (hidden, 2 * hidden)
-    return found
-
-
-def latent_shapes(prefix: str, c: dict[str, Any], experts: bool) -> Shapes:
-    hidden, heads, rank, turned = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"], c["qk_rope_head_dim"]
-    plain, value, queries = c["qk_nope_head_dim"], c["v_head_dim"], c["q_lora_rank"]
-    own, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-    found: Shapes = {
-        f"{prefix}input_layernorm.weight": (hidden,),
-        f"{prefix}post_attention_layernorm.weight": (hidden,),
-        f"{own}q_a_proj.weight": (queries, hidden),
-        f"{own}q_a_layernorm.weight": (queries,),
-        f"{own}q_b_proj.weight": (heads * (plain + turned), queries),
-        f"{own}kv_a_proj_with_mqa.weight": (rank + turned, hidden),
-        f"{own}kv_a_layernorm.weight": (rank,),
-        f"{own}kv_b_proj.weight": (heads * (plain + value), rank),
-        f"{own}o_proj.weight": (hidden, heads * value),
-    }
-    parts = {mlp: c["intermediate_size"]}
-    if experts:
-        count, inner = c["n_routed_experts"], c["moe_intermediate_size"]
-        parts = {f"{mlp}experts.{e}.": inner for e in range(count)}
-        parts[f"{mlp}shared_experts."] = inner * c["n_shared_experts"]
-        found |= {f"{mlp}gate.weight": (count, hidden), f"{mlp}gate.e_score_correction_bias": (count,)}
-    for part, inner in parts.items():
-        found |= {f"{part}{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
-        found[f"{part}down_proj.weight"] = (hidden, inner)
     return found
 
 

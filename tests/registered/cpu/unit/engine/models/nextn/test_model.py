@@ -1,7 +1,8 @@
-"""Prediction layers against their formula in plain torch, the facts that announce them, and their refusals."""
+"""Prediction layers against those that the zoo trains, the facts that announce them, and their refusals."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,26 @@ from specmatrix.engine.core.config.asked import DraftFacts
 from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.models.loader import facts, load_nextn, load_target
 from specmatrix.errors import ConfigError
-from tests.support.random_drafts import DEEPSEEK, deepseek_shapes, random_weights, save
-from tests.support.uncached_models import WholeDeepseek
+from specmatrix.matrix.zoo.checkpoint import named, new_net, read_net
+from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
+from specmatrix.matrix.zoo.net import attended, rope_table
+from specmatrix.matrix.zoo.recipes import RECIPES, Recipe
+from tests.support.random_drafts import random_weights, save
 
 BOUND = 1e-5  # of the largest value
+SIZES = {
+    "vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "moe_intermediate_size": 20, "num_hidden_layers": 2,
+    "num_attention_heads": 3, "num_key_value_heads": 3, "n_routed_experts": 6, "n_group": 3, "topk_group": 2,
+    "q_lora_rank": 20, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10,
+    "rms_norm_eps": 1e-5, "max_position_embeddings": 256,
+}  # fmt: skip
+COPIES = ("embed_tokens.weight", "shared_head.head.weight")
 TOKENS = torch.randint(0, 97, (21,), generator=torch.Generator().manual_seed(1))
+
+
+def sized(**changes: object) -> Recipe:
+    recipe = RECIPES["deepseek-mini"]
+    return replace(recipe, config=recipe.config | SIZES | changes)
 
 
 @pytest.fixture
@@ -24,9 +40,11 @@ def folder(tmp_path):
     """A factory: a target with its prediction layers; `drop` removes tensors, `put` adds them."""
 
     def build(name: str = "t", drop: tuple[str, ...] = (), put: dict[str, Tensor] | None = None, **changes: object):
-        config = DEEPSEEK | changes
-        weights = random_weights(deepseek_shapes(config), 5) | (put or {})
-        return save(tmp_path / name, config, {k: w for k, w in weights.items() if k not in drop})
+        recipe = sized(**changes)
+        shapes = {name: tuple(tensor.shape) for name, tensor in named(new_net(recipe)).items()}
+        own = {name: shape for name, shape in shapes.items() if "layers" not in name or not name.endswith(COPIES)}
+        weights = random_weights(own, 5) | (put or {})
+        return save(tmp_path / name, recipe.config, {k: w for k, w in weights.items() if k not in drop})
 
     return build
 
@@ -49,14 +67,21 @@ def test_a_layer_is_its_formula(folder, paged, index, deterministic):
         return lambda layer, q, kv: step(layer - index, q, kv)
 
     out = model.forward(TOKENS[None, 1:20], torch.arange(19)[None], states[None, :19], attend(0, 19))[0]
-    whole = WholeDeepseek(made).prediction(index)
-    theirs = whole.run(TOKENS[1:20], list(states[:19]))
+    net = read_net(made, sized(), torch.device("cpu"))
+    assert isinstance(net, DeepseekNet)
+    head = net.bundled()[index]
+
+    def whole(tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        table = rope_table(head.shape, torch.arange(len(tokens)))
+        state, logits = head.step(tokens[None], states[None], table, lambda _, q, k, v: attended(q, k, v, 0))
+        return state[0], logits[0]
+
+    theirs, _ = whole(TOKENS[1:20], states[:19])
     assert (out - theirs).abs().max() < BOUND * theirs.abs().max()
     lone = model.forward(TOKENS[None, 20:], torch.tensor([[19]]), out[None, -1:], attend(19, 1))[0]
-    theirs = whole.run(TOKENS[1:], [*states[:19], theirs[-1]])[-1:]
+    theirs, logits = (each[-1:] for each in whole(TOKENS[1:], torch.cat((states[:19], theirs[-1:]))))
     assert (lone - theirs).abs().max() < BOUND * theirs.abs().max()
-    ours, expected = model.logits(lone), whole.logits(theirs)
-    assert (ours - expected).abs().max() < BOUND * expected.abs().max()
+    assert (model.logits(lone) - logits).abs().max() < BOUND * logits.abs().max()
     assert (model.aux_layers, model.carry_width, model.vocab_size) == ((FINAL,), 48, 97)
 
 
