@@ -508,9 +508,10 @@ class LLM:
 
         With adaptive steps, `adaptive` holds the current depth and the controller's activations, observations and
         decisions. With CUDA graphs, `graphs` is their number, `graph_widths` their number by verify width, and
-        `graph_bytes` their memory. `drafter_error` is present only if the drafter is in quarantine, `released` only
-        while the engine's memory is released: the rest is then what ran before. `alive` counts what is held for
-        requests and sessions: all zero once every result was taken and every session has ended.
+        `graph_bytes` their memory; `suffix_bytes` is what suffix decoding's trees may take. `drafter_error` is present
+        only if the drafter is in quarantine, `released` only while the engine's memory is released: the rest is then
+        what ran before. `alive` counts what is held for requests and sessions: all zero once every result was taken
+        and every session has ended.
         """
         with self._inside(serves=False):
             return self._running()

@@ -77,10 +77,22 @@ class Loop(Generic[Handle]):
         """Drop an ended request."""
         del self.scheduler.requests[rid], self._rules[rid]
         self.scheduler.isolated.pop(rid, None)
+        self._forget_readers()
+
+    @property
+    def _ended_readers(self) -> list[int]:
+        """Requests that the drafter still reads, though they have ended."""
+        requests, readers = self.scheduler.requests, getattr(getattr(self.executor, "drafter", None), "readers", ())
+        return [rid for rid in readers if rid not in requests or requests[rid].phase is Phase.DONE]
+
+    def _forget_readers(self) -> None:
+        drafter = getattr(self.executor, "drafter", None)
+        for rid in self._ended_readers:
+            drafter.forget(rid)
 
     def alive(self) -> dict[str, int]:
         """Resources held, by kind; all zero when idle."""
-        scheduler, drafter = self.scheduler, getattr(self.executor, "drafter", None)
+        scheduler = self.scheduler
         return {
             "requests": len(scheduler.requests),
             "queued": len(scheduler.waiting) + len(scheduler.active),
@@ -91,8 +103,7 @@ class Loop(Generic[Handle]):
             "rows": scheduler.max_running - len(scheduler.free_rows),
             "accounts": len(scheduler.ledger.accounts),
             "held": len(scheduler.held),
-            # A drafter keeps readers of recent texts, at most one per row.
-            "readers": max(0, len(getattr(drafter, "readers", ())) - scheduler.max_running - 1),
+            "readers": len(self._ended_readers),
         }
 
     def abandon(self, rid: int) -> None:
@@ -143,6 +154,7 @@ class Loop(Generic[Handle]):
             self._collect(*self.pending.popleft())
         if self._abandoned:
             self._forget_abandoned()
+        self._forget_readers()
         if self.strict_memory:
             self.scheduler.check()
 

@@ -9,11 +9,12 @@ import torch
 
 from specmatrix.engine.core.config.asked import GIB
 from specmatrix.engine.core.draft.ngram_index import NgramOptions
-from specmatrix.engine.core.draft.suffix_tree import SuffixOptions
+from specmatrix.engine.core.draft.suffix_cache import SuffixOptions
 from specmatrix.engine.core.schedule.session import Sessions
 from specmatrix.engine.executor import DeviceExecutor, InFlight
 from specmatrix.engine.loop import Loop
 from specmatrix.engine.spec.drafter import Drafter
+from specmatrix.engine.spec.suffix import SuffixDrafter
 
 
 def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, Any]:
@@ -46,8 +47,7 @@ def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, A
         "enable_streaming_session": sessions.streaming,
         "enable_multi_layer_eagle": getattr(drafter, "layer_per_step", False),
         "parallel_drafting": getattr(drafter, "parallel", False),
-        "ngram": _options(drafter, NgramOptions),
-        "suffix": _options(drafter, SuffixOptions),
+        **_lookups(drafter),
         "strict_memory": loop.strict_memory,
         "kv_stamps": pool.stamps is not None,
         "state_interval": 0 if states is None or states.interval == table.positions else states.interval,
@@ -97,9 +97,12 @@ def _workers(executor: DeviceExecutor) -> dict[str, dict[str, Any]]:
     return workers
 
 
-def _options(drafter: Drafter, kind: type[NgramOptions | SuffixOptions]) -> dict[str, Any] | None:
+def _lookups(drafter: Drafter) -> dict[str, Any]:
+    """Options of a drafter that looks tokens up, and the bytes that suffix decoding's trees may take."""
     options = getattr(drafter, "options", None)
-    return asdict(options) if isinstance(options, kind) else None
+    ngram, suffix = (asdict(options) if isinstance(options, kind) else None for kind in (NgramOptions, SuffixOptions))
+    size = {"suffix_bytes": drafter.cache.size} if isinstance(drafter, SuffixDrafter) else {}
+    return {"ngram": ngram, "suffix": suffix, **size}
 
 
 def _name(dtype: torch.dtype) -> str:

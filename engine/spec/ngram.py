@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import torch
 
 from specmatrix.engine.core.draft.algorithms import Traits
-from specmatrix.engine.core.draft.ngram_index import Cursor, NgramDraft, NgramIndex, NgramOptions
+from specmatrix.engine.core.draft.ngram_index import NgramDraft, NgramIndex, NgramOptions
 from specmatrix.engine.core.draft.suffix_automaton import SuffixAutomaton
+from specmatrix.engine.core.draft.suffix_tree import Text
 from specmatrix.engine.core.draft.tree import max_depth
 from specmatrix.engine.device.batch import HostTokens, StepBatch
 from specmatrix.engine.device.relay import Relay
@@ -23,9 +24,9 @@ from specmatrix.kernels.tree_layout import tree_layout
 
 @dataclass(slots=True)
 class Reader:
-    """A text's match position in the index and in the corpus."""
+    """A text in the index, and its match position in the corpus."""
 
-    cursor: Cursor = field(default_factory=Cursor)
+    text: Text = field(default_factory=Text)
     state: int = 0
 
 
@@ -60,16 +61,20 @@ class NgramDrafter(StatelessDrafter):
         depths, ancestors = tree_layout(parents)
         return DraftTree(tokens, parents, depths, ancestors, self.depth)
 
+    def forget(self, key: int) -> None:
+        """Drop the reader of a text that has ended."""
+        del self.readers[key]
+
     def _read(self, known: HostTokens) -> Reader:
         """A text's reader, advanced to its last token; evicts the least recently used reader if necessary."""
         reader = self.readers.pop(known.key, None) or Reader()
         self.readers[known.key] = reader
         if len(self.readers) > self.rows:
-            del self.readers[next(iter(self.readers))]
+            self.forget(next(iter(self.readers)))
         if self.corpus is not None:
-            for token in known.tokens[reader.cursor.seen :]:
+            for token in known.tokens[len(reader.text.tokens) :]:
                 reader.state = self.corpus.step(reader.state, token)
-        self.index.learn(reader.cursor, known.tokens)
+        self.index.learn(reader.text, known.tokens)
         return reader
 
     def _draft(self, reader: Reader, width: int) -> NgramDraft:
@@ -79,6 +84,6 @@ class NgramDrafter(StatelessDrafter):
             budget = min(self.options.external_sam_budget, self.steps, width - 1)
             for token in self.corpus.follow(reader.state, budget):
                 node = draft.add(node, token)
-        self.index.extend(draft, reader.cursor, width, self.topk, self.steps)
+        self.index.extend(draft, reader.text, width, self.topk, self.steps)
         draft.pad(width, self.topk, self.steps)
         return draft

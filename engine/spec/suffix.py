@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from specmatrix.engine.core.draft.algorithms import Traits
-from specmatrix.engine.core.draft.suffix_tree import SuffixCache, SuffixOptions
+from specmatrix.engine.core.draft.suffix_cache import SuffixCache, SuffixOptions
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.device.relay import Relay
 from specmatrix.engine.device.staging import integers
@@ -31,6 +31,7 @@ class SuffixDrafter(StatelessDrafter):
     def __post_init__(self) -> None:
         self.nodes = self.steps + 1
         self.cache = SuffixCache(self.options, self.rows)
+        self.readers, self.forget = self.cache.readers, self.cache.forget
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
         width, device = batch.width, batch.root.device

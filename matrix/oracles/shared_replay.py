@@ -138,6 +138,10 @@ class SharedReplay:
         self._known[request.served.id] = request.known
         if request.drafted:  # for nothing, as the request has ended
             self.rounds[request.served.id].pop()
+        if not self._left[request.served.id]:  # of what a request is read by only its outputs stay
+            self._read.pop(request.served.id, None)
+            if self.suffixes is not None:
+                self.suffixes.own.pop(request.served.id, None)
 
     def _forget(self, account: int) -> None:
         """A drafter of suffixes that reads a request anew reads its prompt, and its output from here on."""

@@ -97,8 +97,7 @@ class Suffixes:
 
     def draft(self, key: int, text: str, prompt: int, room: int) -> str:
         """Learn what is new in a request's text, whose first `prompt` tokens are its prompt, and draft after it."""
-        if key not in self.own:
-            self._hide(key)
+        if key not in self.own and key not in self.outputs:
             if self.options["max_cached_requests"]:
                 self.outputs[key] = ""
             if len(self.outputs) > self.options["max_cached_requests"]:

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot, inline
 from specmatrix.engine.core.draft.ngram_index import NgramOptions
-from specmatrix.engine.core.draft.suffix_tree import SuffixOptions
+from specmatrix.engine.core.draft.suffix_cache import SuffixOptions
 from specmatrix.errors import ConfigError, nearest, shown
 
 AUTO: Final = "auto"
@@ -83,6 +83,7 @@ class EngineConfig:
     speculative_suffix_max_spec_factor: float = 1.0
     speculative_suffix_max_spec_offset: float = 0.0
     speculative_suffix_min_token_prob: float = 0.1
+    speculative_suffix_max_gb: float = 1.0
     speculative_dspark_block_size: int = 0
     speculative_dspark_verify_mode: Literal["static", "cap-accept"] = "static"
     speculative_dspark_sps_table_path: str | None = None

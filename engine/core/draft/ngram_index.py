@@ -1,8 +1,8 @@
 """An index of recent token windows, and drafts of what followed them. Pure: no clock, no randomness.
 
-A trie holds every window of up to `max_trie_depth` tokens seen in any text; a node counts its window's occurrences. A
-text keeps a cursor: the nodes of all its suffixes. Tokens that followed one of them earlier are drafted. When the trie
-is full, the oldest leaf is evicted.
+A suffix tree holds every window of up to `max_trie_depth` tokens of the latest texts, with counts. Tokens that followed
+one of a text's suffixes earlier are drafted. When it is full, the oldest text is forgotten, from its first token on; a
+window that occurs later too stays.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from itertools import islice
+from typing import Literal, TypeAlias
 
-ROOT_DEPTH: Final = 0
+from specmatrix.engine.core.draft.suffix_tree import SuffixTree, Text
+
+# As SuffixTree.children gives it: the token, its node, and its count.
+Child: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,8 @@ class NgramOptions:
 
     min_bfs_breadth, max_bfs_breadth: children of a drafted node, few after a long match and many after a short one.
     match_type: BFS takes the most recent first, level by level; PROB the most frequent first.
-    max_trie_depth: tokens per window, match and draft together. capacity: maximum number of windows (trie nodes).
+    max_trie_depth: tokens per window, match and draft together. capacity: maximum number of windows (trie nodes),
+    and of tokens that they begin with.
     external_corpus_path: JSON Lines, one document per line, or a name that the model store knows;
     external_sam_budget: maximum draft nodes taken from it;
     external_corpus_max_tokens: maximum size of the corpus.
@@ -79,90 +84,57 @@ class NgramDraft:
                 token += 1
 
 
-class NgramNode:
-    """One window: the path from the trie's root to this node. `children` are ordered by most recent occurrence."""
-
-    __slots__ = ("alive", "children", "count", "depth", "parent", "token")
-
-    def __init__(self, parent: NgramNode | None, token: int) -> None:
-        self.parent = parent
-        self.token = token
-        self.depth: int = ROOT_DEPTH if parent is None else parent.depth + 1
-        self.count = 0
-        self.children: dict[int, NgramNode] = {}
-        self.alive = True
-
-
-@dataclass(slots=True)
-class Cursor:
-    """A text's position in the index: the nodes of its suffixes, longest first, and its number of indexed tokens."""
-
-    grams: list[NgramNode] = field(default_factory=list)
-    seen: int = 0
-
-
 class NgramIndex:
     """The windows of all texts of one engine."""
 
     def __init__(self, options: NgramOptions) -> None:
         self.options = options
-        self.root = NgramNode(None, -1)
-        self._by_age: dict[NgramNode, None] = {}
+        self.tree = SuffixTree(options.max_trie_depth, recent=True)
 
-    def __len__(self) -> int:
-        return len(self._by_age)
+    def learn(self, text: Text, tokens: Sequence[int]) -> None:
+        """Index the tokens of a text that were not indexed before. tokens: the whole text."""
+        for token in tokens[len(text.tokens) :]:
+            self.tree.add(text, token)
+            while max(self.tree.windows, self.tree.suffixes) > self.options.capacity:
+                self.tree.forget()
 
-    def learn(self, cursor: Cursor, tokens: Sequence[int]) -> None:
-        """Index the tokens of this cursor's text that were not indexed before. tokens: the whole text."""
-        for token in tokens[cursor.seen :]:
-            cursor.grams = [
-                self._show(gram, token)
-                for gram in (*cursor.grams, self.root)
-                if gram.alive and gram.depth < self.options.max_trie_depth
-            ]
-            while len(self._by_age) > self.options.capacity:
-                self._evict()
-        cursor.seen = len(tokens)
-
-    def extend(self, draft: NgramDraft, cursor: Cursor, limit: int, topk: int, steps: int) -> None:
+    def extend(self, draft: NgramDraft, text: Text, limit: int, topk: int, steps: int) -> None:
         """Grow `draft` to at most `limit` nodes with continuations of the text's suffixes, the longest suffix first.
 
         topk: maximum children of a node; steps: maximum depth.
         """
-        for gram in cursor.grams:
+        for end in text.ends:
             if len(draft) >= limit:
                 return
-            if gram.alive and gram.children:
-                grow = self._by_level if self.options.match_type == "BFS" else self._by_share
-                grow(draft, gram, limit, topk, steps)
+            grow = self._by_level if self.options.match_type == "BFS" else self._by_share
+            grow(draft, end, limit, topk, steps)
 
-    def _by_level(self, draft: NgramDraft, anchor: NgramNode, limit: int, topk: int, steps: int) -> None:
-        level = [(anchor, 0)]
+    def _by_level(self, draft: NgramDraft, anchor: int, limit: int, topk: int, steps: int) -> None:
+        level, matched = [(anchor, 0)], self.tree.end[anchor]
         while level:
-            below: list[tuple[NgramNode, int]] = []
+            below: list[tuple[int, int]] = []
             for gram, node in level:
-                for child in self._first(reversed(gram.children.values()), gram.depth):
-                    at = self._place(draft, node, child.token, limit, topk, steps)
+                for token, child, _ in self._first(self.tree.children(gram, matched), matched):
+                    at = self._place(draft, node, token, limit, topk, steps)
                     if at is not None:
                         below.append((child, at))
-            level = below
+            level, matched = below, matched + 1
 
-    def _by_share(self, draft: NgramDraft, anchor: NgramNode, limit: int, topk: int, steps: int) -> None:
+    def _by_share(self, draft: NgramDraft, anchor: int, limit: int, topk: int, steps: int) -> None:
         """Best first: a node's score is the relative frequency of its path among all continuations of the anchor."""
-        heap: list[tuple[float, int, NgramNode, int]] = [(-1.0, 0, anchor, 0)]
-        order = 0
+        heap, order = [(-1.0, 0, -1, anchor, self.tree.end[anchor], 0)], 0
         while heap:
-            score, _, gram, node = heapq.heappop(heap)
-            if gram is not anchor:
-                at = self._place(draft, node, gram.token, limit, topk, steps)
+            score, _, token, gram, matched, node = heapq.heappop(heap)
+            if token >= 0:
+                at = self._place(draft, node, token, limit, topk, steps)
                 if at is None:
                     continue
                 node = at
-            shown = sum(child.count for child in gram.children.values())
-            ranked = sorted(gram.children.values(), key=lambda child: child.count)
-            for child in self._first(reversed(ranked), gram.depth):
+            ranked = sorted(self.tree.children(gram, matched), key=lambda child: -child[2])
+            shown = sum(count for _, _, count in ranked)
+            for token, child, count in self._first(ranked, matched):
                 order += 1
-                heapq.heappush(heap, (score * child.count / shown, order, child, node))
+                heapq.heappush(heap, (score * count / shown, order, token, child, matched + 1, node))
 
     def _place(self, draft: NgramDraft, node: int, token: int, limit: int, topk: int, steps: int) -> int | None:
         """The child of a draft node, or None if the draft has no room for it."""
@@ -171,30 +143,9 @@ class NgramIndex:
             return None
         return draft.add(node, token)
 
-    def _first(self, grams: Iterable[NgramNode], matched: int) -> Iterator[NgramNode]:
+    def _first(self, children: Iterable[Child], matched: int) -> Iterator[Child]:
         """As many as the breadth allows after `matched` tokens: most after one token, fewest after a full window."""
         low, high = self.options.min_bfs_breadth, self.options.max_bfs_breadth
         span = max(1, self.options.max_trie_depth - 2)
         breadth = high - (high - low) * (matched - 1) // span
-        return (gram for gram, _ in zip(grams, range(breadth), strict=False))
-
-    def _show(self, gram: NgramNode, token: int) -> NgramNode:
-        """The child of `gram` with this token, created if new; it becomes the most recent."""
-        child = gram.children.pop(token, None) or NgramNode(gram, token)
-        self._by_age.pop(child, None)
-        gram.children[token] = child
-        self._by_age[child] = None
-        child.count += 1
-        return child
-
-    def _evict(self) -> None:
-        """Evict the oldest leaf. An inner node counts as recent, because one of its children occurred later."""
-        while True:
-            oldest = next(iter(self._by_age))
-            del self._by_age[oldest]
-            if not oldest.children:
-                break
-            self._by_age[oldest] = None
-        oldest.alive = False
-        if oldest.parent is not None:
-            oldest.parent.children.pop(oldest.token, None)
+        return islice(children, max(0, breadth))

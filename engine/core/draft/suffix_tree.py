@@ -1,189 +1,320 @@
-"""Suffix decoding (arXiv 2411.04975): counting suffix trees, and the most likely continuation of a text's last tokens.
+"""A counting suffix tree of bounded depth, from which n-gram and suffix decoding draft. Pure: no clock, no randomness.
 
-Pure: no clock, no randomness. Ties are those of ArcticInference's trees, which vLLM drafts with.
+Paths without branches are one node, whose label is a slice of a text, so a text has at most two nodes per token. Nodes
+are numbers, their fields flat arrays: the garbage collector has nothing to walk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from array import array
+from collections.abc import Iterator
+from typing import Final, TypeAlias
 
-# Room for products such as 3 * 0.1 / 0.1 that are a whole number but for their last bit.
-ROUNDING: Final = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class SuffixOptions:
-    """Options of suffix decoding, under vLLM's names.
-
-    max_tree_depth: tokens per path, match and draft together. max_cached_requests: requests whose outputs are in the
-    tree of all requests; 0: there is none. After a match of m tokens at most m * max_spec_factor + max_spec_offset
-    tokens are drafted, and none once the product of their shares is below min_token_prob.
-    """
-
-    max_tree_depth: int = 24
-    max_cached_requests: int = 10_000
-    max_spec_factor: float = 1.0
-    max_spec_offset: float = 0.0
-    min_token_prob: float = 0.1
+# A node, and the number of tokens from the root, within its label; a slice of a text: its number, start and length.
+Place: TypeAlias = tuple[int, int]
+Slice: TypeAlias = tuple[int, int, int]
+ROOT: Final = 0
+# Bytes that a token takes in a tree at most, two nodes of eleven fields of four bytes, in arrays that grow by a
+# sixteenth; and those that a text takes besides.
+TOKEN_BYTES: Final = 100
+TEXT_BYTES: Final = 600
 
 
-class SuffixNode:
-    """One path from the root. count: how often it occurs. rank: its order among siblings of the same count."""
+class Text:
+    """A text in a tree. tokens: int32, all of it. ends: the nodes where its suffixes end that occur elsewhere too,
+    longest first. gone: how many of its suffixes are forgotten, the longest first. number: its age, as in `texts`."""
 
-    __slots__ = ("children", "count", "rank")
+    __slots__ = ("ends", "gone", "number", "tokens")
 
-    def __init__(self, rank: int) -> None:
-        self.count, self.rank = 0, rank
-        self.children: dict[int, SuffixNode] = {}
-
-    @property
-    def next(self) -> tuple[int, SuffixNode]:
-        """The child with the highest count, and of several the first by rank, as (token, child)."""
-        return min(self.children.items(), key=lambda item: (-item[1].count, item[1].rank))
-
-
-@dataclass(frozen=True, slots=True)
-class SuffixDraft:
-    """Drafted tokens, and the sum of their probabilities."""
-
-    tokens: tuple[int, ...] = ()
-    score: float = 0.0
+    def __init__(self) -> None:
+        self.tokens = array("i")
+        self.ends = array("i")
+        self.gone, self.number = 0, -1
 
 
 class SuffixTree:
-    """All substrings of up to `depth` tokens of some texts, with counts."""
+    """All substrings ("windows") of up to `depth` tokens of some texts, with counts.
 
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
-        self.root = SuffixNode(0)
-        self._ranks = 0
-
-    def add(self, ends: Sequence[SuffixNode], token: int) -> list[SuffixNode]:
-        """Append a token to a text. ends: the nodes of its suffixes, longest first; returns those after the token."""
-        return [self._counted(node, token) for node in (*ends, self.root)[-self.depth :]]
-
-    def remove(self, text: Sequence[int]) -> None:
-        """Take a text out, as if only the others had been added; the order of equal counts stays what it became."""
-        for start in range(len(text)):
-            node = self.root
-            for token in text[start : start + self.depth]:
-                child = node.children[token]
-                child.count -= 1
-                if not child.count:
-                    del node.children[token]
-                    break
-                self._ranks += 1
-                child.rank = -self._ranks
-                node = child
-
-    def draft(self, context: Sequence[int], options: SuffixOptions, room: int) -> SuffixDraft:
-        """The draft with the highest score among those after each suffix of `context`, of up to `room` tokens; the
-        longer match breaks ties. The whole context is no match, and only its last `depth` tokens count."""
-        best = SuffixDraft()
-        context = context[-self.depth :]
-        for matched in range(1, len(context)):
-            node: SuffixNode | None = self.root
-            for token in context[-matched:]:
-                node = node.children.get(token) if node is not None else None
-            if node is None:
-                break
-            limit = int(matched * options.max_spec_factor + options.max_spec_offset + ROUNDING)
-            found = tuple(_likely(node, options.min_token_prob, min(room, limit)))
-            score = 0.0
-            for _, probability in found:  # one by one: `sum` rounds less from Python 3.12 on, which decides ties
-                score += probability
-            if score >= best.score:
-                best = SuffixDraft(tuple(token for token, _ in found), score)
-        return best
-
-    def _counted(self, node: SuffixNode, token: int) -> SuffixNode:
-        """The child of a node, counted once more. It comes last among siblings of its new count, unless it was the
-        first of its old one; then it comes first."""
-        self._ranks += 1
-        child = node.children.get(token)
-        if child is None:
-            child = node.children[token] = SuffixNode(self._ranks)
-        elif node is not self.root:  # whose children no draft chooses from
-            equals = (other for other in node.children.values() if other.count == child.count)
-            child.rank = -self._ranks if all(child.rank <= other.rank for other in equals) else self._ranks
-        child.count += 1
-        return child
-
-
-def _likely(node: SuffixNode, least: float, limit: int) -> Iterator[tuple[int, float]]:
-    """Up to `limit` tokens, each the most frequent after the previous ones, with their probabilities."""
-    probability = 1.0
-    for _ in range(limit):
-        if not node.children:
-            return
-        token, child = node.next
-        probability *= child.count / node.count
-        if probability < least:
-            return
-        yield token, probability
-        node = child
-
-
-@dataclass(slots=True)
-class _Running:
-    """A text that is being drafted for: its own tree, and the nodes of its suffixes in it."""
-
-    tree: SuffixTree
-    ends: list[SuffixNode] = field(default_factory=list)
-    seen: int = 0
-
-
-@dataclass(slots=True)
-class _Cached:
-    """A text's output in the tree of all requests, and the nodes of its suffixes there."""
-
-    output: list[int] = field(default_factory=list)
-    ends: list[SuffixNode] = field(default_factory=list)
-
-
-class SuffixCache:
-    """A tree per running text, of its prompt and output, and one of the outputs of the latest requests.
-
-    rows: the most running texts; the one drafted for longest ago gives way, and is read again if it comes back.
+    recent: children are ordered by their latest occurrence, the latest first; else by count, the highest first, where
+    ties are those of ArcticInference's trees: a child that was the first of its count comes first of the next higher
+    one, any other last, and one that lost an occurrence comes first of the next lower one.
+    texts: by number, oldest first; only the oldest is forgotten, so that a label, a slice of the latest text that has
+    it, always is one of a known text. A node that occurs once is a leaf, which grows with its text.
     """
 
-    def __init__(self, options: SuffixOptions, rows: int) -> None:
-        self.options, self.rows = options, rows
-        self.tree = SuffixTree(options.max_tree_depth)
-        self._running: dict[int, _Running] = {}
-        self._cached: dict[int, _Cached] = {}
+    def __init__(self, depth: int, recent: bool = False) -> None:
+        self.depth, self.recent = depth, recent
+        self.texts: dict[int, Text] = {}
+        self.windows = self.suffixes = self._begun = self._hashed = self._free = self._mask = 0
+        # By node. token: the first of its label; text, at: where that is; end: tokens from the root to its end; up:
+        # its parent; first: its first child; after, before: its siblings, the last being before the first.
+        self.columns = tuple(array("i", [0]) for _ in range(10))
+        self.token, self.count, self.text, self.at, self.end, *links = self.columns
+        self.up, self.first, self.after, self.before, self._chain = links
+        self.table = array("i", [0])  # first node by hash of parent and token; `_chain`: the next
 
-    def draft(self, key: int, tokens: Sequence[int], prompt: int, room: int) -> tuple[int, ...]:
-        """Learn the new tokens of a text, and draft up to `room` tokens after it from the tree that promises more,
-        its own if both promise the same. key: the text's; tokens: all of it, the first `prompt` are its prompt."""
-        self._learn(key, tokens, prompt)
-        mine = self._running[key].tree.draft(tokens, self.options, room)
-        ours = self.tree.draft(tokens, self.options, room)
-        return (mine if mine.score >= ours.score else ours).tokens
+    def add(self, text: Text, token: int) -> None:
+        """Append a token to a text, which is a new one if all of it is forgotten."""
+        if text.number not in self.texts:
+            self._begun += 1
+            text.number = self._begun
+            self.texts[text.number] = text
+        place, kept = len(text.tokens), array("i")
+        text.tokens.append(token)
+        self.suffixes += 1
+        for node in (*text.ends, ROOT):
+            if self.end[node] < self.depth and (node := self._advance(text, node, token, place)):
+                kept.append(node)
+        text.ends = kept
+        self.windows += min(place + 1 - text.gone, self.depth) - len(kept)
 
-    def _learn(self, key: int, tokens: Sequence[int], prompt: int) -> None:
-        text = self._running.pop(key, None)
-        if text is None:
-            text = _Running(SuffixTree(self.options.max_tree_depth))
-            self._forget(key)
-            if self.options.max_cached_requests:
-                self._cached[key] = _Cached()
-                if len(self._cached) > self.options.max_cached_requests:
-                    self._forget(next(iter(self._cached)))
-        self._running[key] = text
-        if len(self._running) > self.rows:
-            del self._running[next(iter(self._running))]
-        cached = self._cached.get(key)
-        for place in range(text.seen, len(tokens)):
-            text.ends = text.tree.add(text.ends, tokens[place])
-            if cached is not None and place >= prompt:
-                cached.ends = self.tree.add(cached.ends, tokens[place])
-                cached.output.append(tokens[place])
-        text.seen = len(tokens)
+    def forget(self) -> None:
+        """Forget the longest suffix of the oldest text, as if the text began behind it, and the text with its last."""
+        text = next(iter(self.texts.values()))
+        tokens, place, node = text.tokens, text.gone, ROOT
+        stop = min(len(tokens), place + self.depth)
+        while place < stop:
+            child = self._child(node, tokens[place])
+            if self.count[child] == 1:
+                self.windows -= self.reach(child) - self.end[node]
+                self._unlink(child)
+                self._drop(child)
+                break
+            self.count[child] -= 1
+            self._fall(child)
+            place += self.end[child] - self.end[node]
+            node = child
+        else:
+            text.ends = array("i", [end for end in text.ends if end != node])
+        child = self.first[node]
+        if node and child and self.count[child] == self.count[node]:
+            self._merge(node, child)
+        elif node and self.count[node] == 1:  # a leaf again, of the text that is left
+            owner = self.texts[self.text[node]]
+            owner.ends = array("i", [end for end in owner.ends if end != node])
+            self.end[node] = self.depth
+        text.gone += 1
+        self.suffixes -= 1
+        if text.gone == len(tokens):
+            del self.texts[text.number]
 
-    def _forget(self, key: int) -> None:
-        cached = self._cached.pop(key, None)
-        if cached is not None:
-            self.tree.remove(cached.output)
+    def reach(self, node: int) -> int:
+        """Tokens from the root to the end of a node, as far as its text goes."""
+        return min(self.end[node], self.end[self.up[node]] + len(self.texts[self.text[node]].tokens) - self.at[node])
+
+    def find(self, tokens: array[int]) -> Place | None:
+        """The place of a window: its node, and its number of tokens. None if it does not occur."""
+        node = place = 0
+        while place < len(tokens):
+            node = self._child(node, tokens[place])
+            if not node:
+                return None
+            at, length = self.at[node], min(self.reach(node), len(tokens)) - place
+            if self.texts[self.text[node]].tokens[at : at + length] != tokens[place : place + length]:
+                return None
+            place += length
+        return node, place
+
+    def children(self, node: int, place: int) -> Iterator[tuple[int, int, int]]:
+        """What follows a place, in order: the token, its node, and how often it does."""
+        if place < self.reach(node):
+            tokens = self.texts[self.text[node]].tokens
+            yield tokens[self.at[node] + place - self.end[self.up[node]]], node, self.count[node]
+        else:
+            child = self.first[node]
+            while child:
+                yield self.token[child], child, self.count[child]
+                child = self.after[child]
+
+    def likely(self, node: int, place: int, least: float, limit: int) -> tuple[float, list[Slice]]:
+        """Up to `limit` tokens behind a place, each the first that follows, while their probability, the product of
+        their shares, is at least `least`: the sum of the probabilities, and slices of texts."""
+        probability, score, slices = 1.0, 0.0, list[Slice]()
+        while limit:
+            length = min(self.reach(node) - place, limit)
+            if length:
+                slices.append((self.text[node], self.at[node] + place - self.end[self.up[node]], length))
+                for _ in range(length):  # one by one: a product rounds otherwise, which decides ties
+                    score += probability
+                limit -= length
+                place += length
+            child = self.first[node]
+            if not child:
+                break
+            probability *= self.count[child] / self.count[node]
+            if probability < least:
+                break
+            node = child
+        return score, slices
+
+    def _advance(self, text: Text, node: int, token: int, place: int) -> int:
+        """Count a suffix that ended at a node once more, one token longer. The node where it ends now; 0 for a leaf."""
+        child = self._child(node, token)
+        if not child:
+            leaf = self._new(token, 1, text.number, place, self.depth)
+            self._link(leaf, node, self.first[node] if self.recent else 0)
+            return 0
+        end, at, owner = self.end[node] + 1, self.at[child] + 1, self.texts[self.text[child]]
+        # Nobody else ends at the node or goes elsewhere from it, so the node itself becomes longer.
+        moves = node != ROOT and self.count[node] == self.count[child] + 1
+        spent = self.count[child] == 1 and at == len(owner.tokens)
+        if spent and end < self.depth:  # nothing is left of the leaf, so its suffix ends at a node, too
+            self.end[child] = end
+            owner.ends.insert(sum(self.end[other] > end for other in owner.ends), child)
+        if self.end[child] == end:
+            self.count[child] += 1
+            if moves:
+                self._merge(node, child)
+            else:
+                self._rise(child)
+            node = child
+        else:
+            if moves:
+                self.end[node] = end
+            else:
+                node = self._new(token, self.count[child], self.text[child], at - 1, end)
+                self._replace(child, node)
+                self._link(child, node)
+                self.count[node] += 1
+                self._rise(node)
+            self.at[child], self.token[child] = at, owner.tokens[at]
+        if text.number >= self.text[node]:
+            self.text[node], self.at[node] = text.number, place + 1 - end + self.end[self.up[node]]
+        return node
+
+    def _merge(self, node: int, child: int) -> None:
+        """Put an only child in the place of its parent."""
+        self.at[child] -= self.end[node] - self.end[self.up[node]]
+        self.token[child] = self.token[node]
+        self._replace(node, child)
+        self._drop(node)
+
+    def _rise(self, child: int) -> None:
+        """Order a child that is counted once more."""
+        up, first = self.up[child], self.first[self.up[child]]
+        if child == first or up == ROOT:  # nothing is drafted behind the root
+            return
+        place = first
+        if not self.recent:
+            place = self.before[child]
+            level = self.count[place]
+            if level > self.count[child]:
+                return
+            while place != first and self.count[self.before[place]] == level:
+                place = self.before[place]
+        self._take(child)
+        self._put(child, up, place)
+
+    def _fall(self, child: int) -> None:
+        """Order a child that is counted once less."""
+        place = self.after[child]
+        if self.recent or self.up[child] == ROOT or not place or self.count[place] <= self.count[child]:
+            return
+        while place and self.count[place] > self.count[child]:
+            place = self.after[place]
+        self._take(child)
+        self._put(child, self.up[child], place)
+
+    def _put(self, child: int, up: int, place: int) -> None:
+        """Make a node a child, before the child `place`, or the last one for 0."""
+        first = self.first[up]
+        self.up[child], self.after[child], self.before[child] = up, place, child
+        if first:
+            self.before[child] = last = self.before[place or first]
+            self.before[place or first] = child
+            if place != first:
+                self.after[last] = child
+        if place == first:
+            self.first[up] = child
+
+    def _take(self, child: int) -> None:
+        """Take a node out of its parent's children."""
+        up, after, before = self.up[child], self.after[child], self.before[child]
+        if self.first[up] == child:
+            self.first[up] = after
+        else:
+            self.after[before] = after
+        if after or self.first[up]:
+            self.before[after or self.first[up]] = before
+
+    def _replace(self, old: int, new: int) -> None:
+        """Put a node in the place of another among its siblings."""
+        self._link(new, self.up[old], old)
+        self._unlink(old)
+
+    def _link(self, child: int, up: int, place: int = 0) -> None:
+        """As `_put`, so that it is found by its token, too."""
+        first = self.first[up]
+        alone = self.before[first] == first
+        self._put(child, up, place)
+        if first:
+            if alone:
+                self._hash(first)
+            self._hash(child)
+
+    def _unlink(self, child: int) -> None:
+        up = self.up[child]
+        if self.before[child] != child:
+            self._unhash(child)
+        self._take(child)
+        left = self.first[up]
+        if left and self.before[left] == left:
+            self._unhash(left)
+
+    def _child(self, node: int, token: int) -> int:
+        """The child of a node whose label begins with a token, or 0. Only children with siblings are hashed."""
+        child = self.first[node]
+        if child and self.token[child] != token:
+            child = 0 if self.before[child] == child else self.table[self._bucket(node, token)]
+            while child and (self.token[child] != token or self.up[child] != node):
+                child = self._chain[child]
+        return child
+
+    def _bucket(self, node: int, token: int) -> int:
+        bucket = (node * 40503 + token) & self._mask
+        return bucket if bucket < len(self.table) else bucket & self._mask >> 1
+
+    def _hash(self, child: int) -> None:
+        bucket = self._bucket(self.up[child], self.token[child])
+        self._chain[child] = self.table[bucket]
+        self.table[bucket] = child
+        self._hashed += 1
+        size = len(self.table)
+        if self._hashed > size:  # one bucket more (linear hashing, Litwin 1980), so that no token waits for all
+            self.table.append(0)
+            if size > self._mask:
+                self._mask = 2 * self._mask + 1
+            bucket = size & self._mask >> 1
+            child, self.table[bucket] = self.table[bucket], 0
+            while child:
+                bucket = self._bucket(self.up[child], self.token[child])
+                after, self._chain[child] = self._chain[child], self.table[bucket]
+                self.table[bucket], child = child, after
+
+    def _unhash(self, child: int) -> None:
+        bucket = self._bucket(self.up[child], self.token[child])
+        other = self.table[bucket]
+        if other == child:
+            self.table[bucket] = self._chain[child]
+        while other and self._chain[other] != child:
+            other = self._chain[other]
+        if other:
+            self._chain[other] = self._chain[child]
+        self._hashed -= 1
+
+    def _new(self, *label: int) -> int:
+        """A node without a parent: its first token, count, text, start and end."""
+        node = self._free
+        if node:
+            self._free = self.after[node]
+        else:
+            node = len(self.token)
+            for each in self.columns:
+                each.append(0)
+        for each, value in zip(self.columns, label, strict=False):
+            each[node] = value
+        self.first[node] = 0
+        return node
+
+    def _drop(self, node: int) -> None:
+        self.after[node], self._free = self._free, node

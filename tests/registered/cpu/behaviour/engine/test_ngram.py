@@ -60,11 +60,21 @@ def test_the_corpus_never_fills_more_than_its_budget(zoo, tmp_path):
     assert draft.tokens[1:4] == [8, 9, 10] and draft.parents[1:4] == [0, 1, 2] and draft.tokens[4] != 11
 
 
-def test_readers_are_kept_for_as_many_texts_as_there_are_rows(zoo):
-    llm = start_engine(zoo, max_running_requests=2)
-    for prompt in PROMPTS:
-        llm.generate([prompt], SamplingParams(max_new_tokens=4))
-    assert len(llm.loop.executor.drafter.readers) == 2
+@pytest.mark.parametrize("algorithm", ["NGRAM", "SUFFIX"])
+def test_readers_end_with_their_requests(zoo, algorithm):
+    llm = LLM(EngineConfig("llama-mini", algorithm, max_running_requests=2), zoo)
+    readers, loop = llm.loop.executor.drafter.readers, llm.loop
+    rids = [llm.add(prompt, SamplingParams(max_new_tokens=9)) for prompt in PROMPTS]
+    while len(readers) < 2:
+        loop.step()
+    readers[-1] = readers[rids[0]]
+    assert loop.alive()["readers"] == 1, "a reader of no request"
+    llm.abort(rids[0])
+    while loop.busy:
+        loop.step()
+    assert not readers and not loop.alive()["readers"]
+    if algorithm == "SUFFIX":  # the outputs stay
+        assert llm.readback()["suffix_bytes"] == llm.loop.executor.drafter.cache.size > 600
 
 
 @pytest.mark.parametrize("rule", ["reject", "block"])

@@ -5,8 +5,9 @@ from dataclasses import asdict
 
 import pytest
 
-from specmatrix.engine.core.draft.ngram_index import Cursor, NgramDraft, NgramIndex, NgramOptions
+from specmatrix.engine.core.draft.ngram_index import NgramDraft, NgramIndex, NgramOptions
 from specmatrix.engine.core.draft.suffix_automaton import SuffixAutomaton
+from specmatrix.engine.core.draft.suffix_tree import Text
 from specmatrix.matrix.oracles.ngram import Grams
 
 
@@ -80,7 +81,7 @@ def test_it_proposes_the_same_as_the_engines_index(match_type, seed):
     options = NgramOptions(max_trie_depth=6, min_bfs_breadth=1, max_bfs_breadth=4, match_type=match_type)
     index, judge = NgramIndex(options), Grams(asdict(options))
     texts = [[] for _ in range(4)]
-    cursors = [Cursor() for _ in texts]
+    cursors = [Text() for _ in texts]
     for _ in range(150):
         place = dice.randrange(4)
         text, old = texts[place], len(texts[place])
@@ -95,4 +96,4 @@ def test_it_proposes_the_same_as_the_engines_index(match_type, seed):
         for node in range(1, len(draft)):
             paths.append(paths[draft.parents[node]] + chr(draft.tokens[node]))
         assert judge.draft("".join(map(chr, text)), nodes, topk, steps) == set(paths)
-    assert judge.windows == len(index)
+    assert judge.windows == index.tree.windows

@@ -7,19 +7,20 @@ from collections import Counter
 
 import pytest
 
-from specmatrix.engine.core.draft.ngram_index import Cursor, NgramDraft, NgramIndex, NgramOptions
+from specmatrix.engine.core.draft.ngram_index import NgramDraft, NgramIndex, NgramOptions
+from specmatrix.engine.core.draft.suffix_tree import Text
 from tests.support.trees import depths
 
 
 def index_of(*texts: tuple[int, ...], **options: object) -> NgramIndex:
     index = NgramIndex(NgramOptions(**{"max_trie_depth": 6} | options))
     for text in texts:
-        index.learn(Cursor(), text)
+        index.learn(Text(), text)
     return index
 
 
 def drafted(index, text, limit=9, topk=10, steps=8) -> NgramDraft:
-    cursor, draft = Cursor(), NgramDraft()
+    cursor, draft = Text(), NgramDraft()
     index.learn(cursor, text)
     index.extend(draft, cursor, limit, topk, steps)
     return draft
@@ -73,9 +74,9 @@ def test_breadth_falls_from_one_matched_token_to_a_whole_window():
     wide = drafted(index_of(*fans, max_bfs_breadth=4, min_bfs_breadth=4), (2, 3, 4, 5, 1), limit=2)
     assert paths(wide) == [(94,)]
     whole = NgramDraft()
-    cursor = Cursor()
+    cursor = Text()
     index.learn(cursor, (2, 3, 4, 5, 1))
-    cursor.grams = cursor.grams[:1]
+    cursor.ends = cursor.ends[:1]
     index.extend(whole, cursor, 9, 10, 8)
     assert len(paths(whole)) == 1
 
@@ -87,12 +88,12 @@ def test_no_node_gets_more_children_than_topk_though_several_matches_offer_some(
 
 def test_what_is_read_in_parts_is_the_same_index():
     text = [random.Random(4).randrange(4) for _ in range(60)]
-    whole, parts, cursor = index_of(text), index_of(), Cursor()
+    whole, parts, cursor = index_of(text), index_of(), Text()
     for end in (1, 2, 7, 20, 21, 60):
         parts.learn(cursor, text[:end])
     for probe in ((0,), (1, 2), (3, 1, 0)):
         assert drafted(whole, probe).tokens == drafted(parts, probe).tokens
-    assert len(whole) == len(parts)
+    assert whole.tree.windows == parts.tree.windows
 
 
 @pytest.mark.parametrize("match_type", ["BFS", "PROB"])
@@ -121,8 +122,8 @@ def test_every_node_occurred_after_a_suffix_of_the_text(match_type, seed):
 def test_a_full_index_forgets_its_oldest_windows_only():
     index = index_of(capacity=30)
     for start in range(0, 1000, 10):
-        index.learn(Cursor(), tuple(range(start, start + 4)))
-        assert len(index) <= 30
+        index.learn(Text(), tuple(range(start, start + 4)))
+        assert index.tree.windows <= 30
     assert paths(drafted(index, (990, 991)))[0] == (992,)
     assert not paths(drafted(index, (0, 1)))
 
@@ -130,8 +131,8 @@ def test_a_full_index_forgets_its_oldest_windows_only():
 def test_what_is_shown_again_is_young_again():
     index = index_of((1, 2), capacity=9, max_trie_depth=2)
     for start in range(10, 40, 2):
-        index.learn(Cursor(), (1, 2))
-        index.learn(Cursor(), (start, start + 1))
+        index.learn(Text(), (1, 2))
+        index.learn(Text(), (start, start + 1))
     assert paths(drafted(index, (1,))) == [(2,)]
 
 
@@ -144,16 +145,3 @@ def test_padding_fills_the_tree_within_its_bounds_and_makes_no_equal_siblings(no
     assert max(Counter(draft.parents[1:]).values()) <= topk
     places = list(zip(draft.parents, draft.tokens, strict=True))
     assert len(set(places)) == nodes
-
-
-def test_no_window_outlives_the_one_that_it_extends():
-    """Leaves are evicted first: kept nodes remain reachable, so they can be drafted."""
-    index = index_of(capacity=25)
-    rng = random.Random(3)
-    for _ in range(40):
-        index.learn(Cursor(), [rng.randrange(5) for _ in range(9)])
-        reached, level = 0, [index.root]
-        while level:
-            level = [child for gram in level for child in gram.children.values()]
-            reached += len(level)
-        assert reached == len(index) <= 25
