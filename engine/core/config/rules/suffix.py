@@ -14,6 +14,7 @@ FLAGS: Final = tuple(name for name in UNASKED if name.startswith(PREFIX))
 # A draft has one node more than the tree's deepest path has tokens behind its first; see MAX_DRAFT_TOKENS.
 MAX_DEPTH: Final = 256
 MAX_RATE: Final = 256
+MAX_GB: Final = 4096
 
 
 def suffix_options(s: RuleContext) -> SuffixOptions | None:
@@ -54,6 +55,7 @@ SUFFIX_RULES: Final[tuple[Rule, ...]] = (
     bounded(f"{PREFIX}max_spec_factor", 0, MAX_RATE, "drafts per matching token"),
     bounded(f"{PREFIX}max_spec_offset", -MAX_RATE, MAX_RATE, "drafts besides those that the match allows"),
     bounded(f"{PREFIX}min_token_prob", 0, 1, "a draft's probability"),
+    bounded(f"{PREFIX}max_gb", 0, MAX_GB, "GiB of host memory"),
     Rule(
         "suffix-memory-too-small",
         "a request's text is in a tree of its own, and its output in that of all requests",
