@@ -84,12 +84,13 @@ class PreparedCell:
 
     @cached_property
     def requests(self) -> tuple[RequestSpec, ...]:
-        """The requests of the cell, for subjects other than the reference engine without forced retractions and
-        renewals of memory or weights."""
+        """The requests of the cell, for subjects other than the reference engine without forced retractions, renewals
+        of memory or weights, and repetitions that only drafts of other requests' texts notice."""
         found = tuple(self.workload(self.cell, self.seed))
         if self.subject == REFERENCE:
             return found
-        return tuple(replace(request, renewal="", retract_after=None) for request in found)
+        kept = (request for request in found if request.name[0] != "b" or not self.cell.shares_rounds)
+        return tuple(replace(request, renewal="", retract_after=None) for request in kept)
 
     @cached_property
     def baseline(self) -> PreparedCell:

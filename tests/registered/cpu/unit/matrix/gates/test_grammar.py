@@ -12,6 +12,7 @@ from specmatrix.matrix.workloads.boundaries import behind, due_places, place_of
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.workloads.finish import text_of
 from specmatrix.matrix.workloads.predicted import deepest_round, shape_of
+from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.questions import questions, tokenizer
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.stored_oracle import oracle_of
@@ -151,6 +152,16 @@ def test_workloads_ask_for_a_grammar_at_every_place_and_for_one_that_ends_at_a_d
         places = [place_of(behind(marker, ids[n]) - 1, rounds[n], deepest) for marker, n in known]
         assert places[1:] == due_places(cell, shape), cell
         assert place_of(len(ids[known[0][1]]) - 1, rounds[known[0][1]], deepest) < deepest - 1, cell
+
+
+@pytest.mark.parametrize("algorithm", ["ngram", "suffix"])
+def test_only_the_reference_engine_repeats_a_text_for_drafts_of_other_requests(algorithm):
+    """Other engines may draft from a request's own text only."""
+    asked = [
+        [one.name[0] for one in prepare(Cell.from_id(f"{algorithm}.s3.mixed_lengths.tagged"), subject=name).requests]
+        for name in ("reference", "openai")
+    ]
+    assert [names.count("b") for names in asked] == [6, 0] and set(asked[0]) - set(asked[1]) == {"b"}
 
 
 def test_the_grammar_begins_behind_the_whole_marker():
