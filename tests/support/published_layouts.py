@@ -20,7 +20,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from specmatrix.matrix.zoo.published.pairs import MODELS
 from specmatrix.matrix.zoo.registry import resolve_path
-from tests.support.random_drafts import dflash_shapes, eagle3_shapes
+from tests.support.block_drafts import block_net, shapes_of
+from tests.support.random_drafts import eagle3_shapes
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 SMALL: dict[str, Any] = {
@@ -160,5 +161,4 @@ def _eagle3(c: dict[str, Any], seed: int) -> dict[str, Tensor]:
 
 
 def _dflash(c: dict[str, Any], seed: int) -> dict[str, Tensor]:
-    states = len(c["dflash_config"]["target_layer_ids"])
-    return _random(dflash_shapes(c, states, target_hidden=c["hidden_size"]), seed, torch.bfloat16)
+    return _random(shapes_of(block_net(c, target_hidden=c["hidden_size"])), seed, torch.bfloat16)

@@ -50,28 +50,6 @@ def eagle3_shapes(c: dict[str, Any], states: int) -> Shapes:
     return found
 
 
-def dflash_shapes(c: dict[str, Any], states: int, target_hidden: int) -> Shapes:
-    hidden, d = c["hidden_size"], c["head_dim"]
-    found: Shapes = {"fc.weight": (hidden, states * target_hidden)}
-    found |= {"hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
-    for i in range(c["num_hidden_layers"]):
-        found |= layer_shapes(f"layers.{i}.", c)
-        found |= {f"layers.{i}.self_attn.q_norm.weight": (d,), f"layers.{i}.self_attn.k_norm.weight": (d,)}
-    return found
-
-
-def dflash2_shapes(c: dict[str, Any]) -> Shapes:
-    """What a DFlash2DraftModel has besides."""
-    hidden, vocab, own = c["hidden_size"], c["vocab_size"], c["dflash_config"]
-    taps, rank = own["conv_kernel_size"], own["selector_rank"]
-    found: Shapes = {f"candidate_selector.{side}cessor_codebook": (vocab, rank) for side in ("prede", "suc")}
-    found |= {"candidate_selector.hidden_projection.weight": (rank, hidden)}
-    for conv in (f"layers.{i}.{part}_conv." for i in range(c["num_hidden_layers"]) for part in ("attention", "mlp")):
-        found |= {f"{conv}base_kernel": (2, taps, hidden)}
-        found |= {f"{conv}kernel_projection.weight": (2 * taps * hidden // own["conv_group_size"], hidden)}
-    return found
-
-
 def random_weights(shapes: Shapes, seed: int) -> dict[str, Tensor]:
     """Projections that keep a normed stream's size; norm weights away from 1, so that a forgotten one shows."""
     g = torch.Generator().manual_seed(seed)

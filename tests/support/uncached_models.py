@@ -7,7 +7,6 @@ spelled out. T tokens of one sequence; weights by checkpoint name; `c` is config
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,53 +115,3 @@ class WholeEagle3:
             return own
         ids = torch.arange(len(self.w["d2t"])) + self.w["d2t"]
         return torch.full((*own.shape[:-1], self.c["vocab_size"]), float("-inf")).index_copy_(-1, ids, own)
-
-
-class WholeDFlash:
-    """DFLASH: a context of projected target states, and one non-causal block behind it."""
-
-    def __init__(self, folder: Path, embedding: Tensor, head: Tensor) -> None:
-        self.c, self.w = read(folder)
-        self.embedding, self.head = embedding, head
-
-    def block(self, first: int, width: int, states: Tensor, head: bool = True) -> Tensor:
-        """Logits [width, V] of a block whose first token is known, or without the head its hidden states; states
-        [L, A * Ht] of all positions before it."""
-        c, w, eps = self.c, self.w, self.c["rms_norm_eps"]
-        length, d, theta = len(states), head_dim(c), c["rope_theta"]
-        context = rms(states @ w["fc.weight"].t(), w["hidden_norm.weight"], eps)
-        x = self.embedding[torch.tensor([first] + [c["dflash_config"]["mask_token_id"]] * (width - 1))]
-        positions = torch.arange(length + width)
-        for i in range(c["num_hidden_layers"]):
-            prefix = f"layers.{i}.self_attn."
-            a = rms(x, w[f"layers.{i}.input_layernorm.weight"], eps)
-            a, finish = self.around(a, f"layers.{i}.attention_conv.")
-            everything = torch.cat((context, a))
-            q = rms(split(a @ w[f"{prefix}q_proj.weight"].t(), d), w[f"{prefix}q_norm.weight"], eps)
-            k = rms(split(everything @ w[f"{prefix}k_proj.weight"].t(), d), w[f"{prefix}k_norm.weight"], eps)
-            v = split(everything @ w[f"{prefix}v_proj.weight"].t(), d)
-            seen = torch.ones(width, length + width, dtype=torch.bool)
-            mixed = mix(rope(q, positions[length:], theta), rope(k, positions, theta), v, seen)
-            x = x + finish(mixed @ w[f"{prefix}o_proj.weight"].t())
-            a = rms(x, w[f"layers.{i}.post_attention_layernorm.weight"], eps)
-            a, finish = self.around(a, f"layers.{i}.mlp_conv.")
-            x = x + finish(gated(a, w, f"layers.{i}.mlp."))
-        out = rms(x, w["norm.weight"], eps)
-        return out @ self.head.t() if head else out
-
-    def around(self, h: Tensor, prefix: str) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """DFLASH2's convolutions by loops, of a sublayer's input h [width, H] and its output, if it has any."""
-        if f"{prefix}base_kernel" not in self.w:
-            return h, lambda out: out
-        base = self.w[f"{prefix}base_kernel"]
-        taps, group = base.shape[1], self.c["dflash_config"]["conv_group_size"]
-        own = (h @ self.w[f"{prefix}kernel_projection.weight"].t()).view(len(h), 2, taps, -1)
-
-        def convolve(side: int, x: Tensor) -> Tensor:
-            y = torch.zeros_like(x)
-            for i in range(len(x)):
-                for tap in range(min(taps, i + 1)):
-                    y[i] += (base[side, tap] + own[i, side, tap].repeat_interleave(group)) * x[i - tap]
-            return y
-
-        return convolve(0, h), lambda out: convolve(1, out)

@@ -1,4 +1,4 @@
-"""DFLASH2's convolutions and selector against their formulas in plain torch, its configurations, and its engines."""
+"""DFLASH2's convolutions and selector against those that the zoo trains, its configurations, and its engines."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from specmatrix.engine.models.dflash.selector import DFlash2
 from specmatrix.engine.models.loader import load_dflash, load_target
 from specmatrix.engine.spec.dflash import BlockDrafter
 from specmatrix.errors import ConfigError
-from tests.support.random_drafts import dflash2_shapes, dflash_shapes, random_weights, save
-from tests.support.uncached_models import WholeDFlash
+from tests.support.block_drafts import block, block_net, read, shapes_of
+from tests.support.random_drafts import random_weights, save
 
 H, V, K, LENGTH = 48, 97, 5, 20
 # The published draft's fields (Qwen3.8-27B-DFlash2), smaller.
@@ -34,7 +34,7 @@ CONFIG: dict[str, Any] = {
 def folder(tmp_path):
     def build(drop: str = "", architecture: str = "DFlash2DraftModel", **changes: object):
         config = CONFIG | {"architectures": [architecture], "dflash_config": OWN | changes}
-        weights = random_weights(dflash_shapes(config, 2, H) | dflash2_shapes(CONFIG | {"dflash_config": OWN}), 7)
+        weights = random_weights(shapes_of(block_net(CONFIG | {"dflash_config": OWN})), 7)
         return save(tmp_path / "draft", config, {k: w for k, w in weights.items() if k != drop})
 
     return build
@@ -60,28 +60,25 @@ def test_a_block_is_its_formula(llama_folder, folder, paged, monkeypatch, taps, 
     monkeypatch.setitem(OWN, "conv_kernel_size", taps)
     target = load_target(llama_folder(), "cpu", torch.float32, deterministic)
     made = folder(architecture=architecture)
-    model, whole = load_dflash(made, target), WholeDFlash(made, target.embedding, target.head.t())
+    net = read(block_net(CONFIG | {"dflash_config": OWN}, target.embedding, target.head.t()), made)
+    model = load_dflash(made, target)
     assert isinstance(model, DFlash2)
-    w, states = whole.w, torch.randn(LENGTH, 2 * H, generator=torch.Generator().manual_seed(1))
+    states = torch.randn(LENGTH, 2 * H, generator=torch.Generator().manual_seed(1))
     rows = SamplingRows(torch.tensor([0.0, 0.7]), torch.zeros(2).long(), torch.ones(2), torch.tensor([3, 4]))
     greedy = proposed(model, paged(model, 2, 32), states, width, None)
     drawn = proposed(model, paged(model, 2, 32), states, width, rows)
     assert drawn.tokens[0].tolist() == greedy.tokens[0].tolist() and greedy.q is None
     for tree, row, heat in ((greedy, 0, None), (greedy, 1, None), (drawn, 0, None), (drawn, 1, 0.7)):
         tokens = tree.tokens[row].tolist()
-        hidden = whole.block(tokens[0], width, states, head=False)
+        hidden = block(net, tokens[0], width, states)
         for i in range(1, width):
-            logits = hidden[i] @ whole.head.t()
-            best = logits.sort(descending=True).indices[:K]
-            pair = w["candidate_selector.predecessor_codebook"][tokens[i - 1]] * (
-                w["candidate_selector.hidden_projection.weight"] @ hidden[i]
-            )
-            scores = logits[best] + w["candidate_selector.successor_codebook"][best] @ pair
+            scores = net.corrected(hidden[i], torch.tensor(tokens[i - 1]))
+            assert scores.isfinite().sum() == K
             if heat is None:
-                assert tokens[i] == best[scores.argmax()]
+                assert tokens[i] == scores.argmax()
             if tree.q is not None:
-                law = torch.zeros(V).index_copy(0, best, torch.softmax(scores / (heat or 1e-6), 0))
-                assert (tree.q[row, i - 1] - law).abs().max() < 1e-5 and tokens[i] in best.tolist()
+                law = torch.softmax(scores / (heat or 1e-6), 0)
+                assert (tree.q[row, i - 1] - law).abs().max() < 1e-5 and scores[tokens[i]].isfinite()
 
 
 @pytest.mark.parametrize(

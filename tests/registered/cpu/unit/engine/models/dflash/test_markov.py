@@ -1,4 +1,4 @@
-"""DSPARK's heads against their formulas in plain torch, their configurations, and their engines."""
+"""DSPARK's heads against those that the zoo trains, their configurations, and their engines."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.models.dflash.markov import DSpark
 from specmatrix.engine.models.loader import load_dflash, load_target
 from specmatrix.errors import ConfigError
+from tests.support.block_drafts import block_net, read, shapes_of
 from tests.support.drawn_drafts import DRAFTS, PROMPTS, SAMPLED, start
-from tests.support.random_drafts import dflash_shapes, random_weights, save
-from tests.support.uncached_models import WholeDFlash
+from tests.support.random_drafts import random_weights, save
 
 H, R, V, GAMMA = 48, 12, 97, 5
 CONFIG: dict[str, Any] = {
@@ -23,11 +23,7 @@ CONFIG: dict[str, Any] = {
     "rope_theta": 5000.0, "max_position_embeddings": 256, "block_size": GAMMA, "mask_token_id": 96,
     "target_layer_ids": [0, 2], "markov_rank": R, "enable_confidence_head": True,
 }  # fmt: skip
-HEADS = {
-    "vanilla": {},
-    "gated": {"gate_proj.weight": (R, H + R), "gate_proj.bias": (R,)},
-    "rnn": {"joint_proj.weight": (3 * R, 2 * R + H), "joint_proj.bias": (3 * R,)},
-}
+KINDS = ("vanilla", "gated", "rnn")
 STEEP = json.dumps({
     "sample_batch_tokens": [*range(1, 30)], "sample_steps_per_sec": [1 / (1 + 0.3 * n) for n in range(1, 30)],
 })  # fmt: skip
@@ -37,42 +33,22 @@ STEEP = json.dumps({
 def folder(tmp_path):
     def build(kind: str = "vanilla", drop: str = "", **changes: object):
         config = CONFIG | {"markov_head_type": kind} | changes
-        shapes = dflash_shapes(config, 2, H)
-        shapes |= {f"markov_head.{name}.weight": (V, R) for name in ("markov_w1", "markov_w2")}
-        shapes |= {f"markov_head.{name}": shape for name, shape in HEADS[kind].items()}
+        shapes = shapes_of(block_net(CONFIG | {"markov_head_type": kind}))
         seeing = R * config.get("confidence_head_with_markov", True)
-        shapes |= {"confidence_head.proj.weight": (1, H + seeing), "confidence_head.proj.bias": (1,)}
-        weights = random_weights(shapes, 7)
+        weights = random_weights(shapes | {"confidence_head.proj.weight": (1, H + seeing)}, 7)
         return save(tmp_path / "draft", config, {k: w for k, w in weights.items() if k != drop})
 
     return build
 
 
-def formula(kind: str, w: dict[str, torch.Tensor], base, hidden, tokens: list[int]):
-    """Logits of each draft after the token before it; base [D, V], hidden [D, H], tokens: anchor and drafts."""
-    found, state = [], torch.zeros(R)
-    for i in range(len(base)):
-        e = w["markov_head.markov_w1.weight"][tokens[i]]
-        code = e
-        if kind == "gated":
-            gate = w["markov_head.gate_proj.weight"] @ torch.cat((hidden[i], e)) + w["markov_head.gate_proj.bias"]
-            code = torch.sigmoid(gate) * e
-        if kind == "rnn":
-            joint = torch.cat((state, e, hidden[i]))
-            g, c, o = (w["markov_head.joint_proj.weight"] @ joint + w["markov_head.joint_proj.bias"]).split(R)
-            state = torch.sigmoid(g) * state + (1 - torch.sigmoid(g)) * torch.tanh(c)
-            code = torch.tanh(o)
-        found.append(base[i] + w["markov_head.markov_w2.weight"] @ code)
-    return torch.stack(found)
-
-
 @pytest.mark.parametrize("deterministic", [True, False])
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_heads_are_their_formulas(llama_folder, folder, kind, deterministic):
     target = load_target(llama_folder(), "cpu", torch.float32, deterministic)
     made = folder(kind)
-    model, w = load_dflash(made, target), WholeDFlash(made, target.embedding, target.head.t()).w
+    net = read(block_net(CONFIG | {"markov_head_type": kind}, target.embedding, target.head.t()), made)
+    model = load_dflash(made, target)
     assert isinstance(model, DSpark) and model.first == 0
     hidden = torch.randn(3, GAMMA, H, generator=torch.Generator().manual_seed(2))
     base, tokens = model.logits(hidden), torch.randint(0, V, (3, GAMMA), generator=torch.Generator().manual_seed(3))
@@ -80,11 +56,8 @@ def test_heads_are_their_formulas(llama_folder, folder, kind, deterministic):
     for column in range(GAMMA):
         logits, state = model.block_head.step(state, column, tokens[:, column])
         ours.append(logits)
-    for row in range(3):
-        theirs = formula(kind, w, base[row], hidden[row], tokens[row].tolist())
-        assert (torch.stack(ours, 1)[row] - theirs).abs().max() < 1e-5 * theirs.abs().max()
-    features = torch.cat((hidden, w["markov_head.markov_w1.weight"][tokens]), -1)
-    raw = (features @ w["confidence_head.proj.weight"].t() + w["confidence_head.proj.bias"])[..., 0]
+    theirs, raw = net.corrected(hidden, tokens), net.sure(hidden, tokens)
+    assert (torch.stack(ours, 1) - theirs).abs().max() < 1e-5 * theirs.abs().max()
     assert (model.confidences(hidden, tokens) - torch.sigmoid(raw)).abs().max() < 1e-5
     heat = torch.tensor([1.0, 2.0, 0.5, 4.0, 1.0])
     model.calibrate(heat)

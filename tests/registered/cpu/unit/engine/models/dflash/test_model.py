@@ -1,4 +1,4 @@
-"""DFLASH's network against its formula in plain torch, over whole sequences, and its refusals."""
+"""DFLASH's network against the one that the zoo trains, over whole sequences, and its refusals."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from specmatrix.engine.device.pool import KVPool
 from specmatrix.engine.models.loader import load_dflash, load_target
 from specmatrix.engine.spec import dflash
 from specmatrix.errors import ConfigError
-from tests.support.random_drafts import dflash_shapes, random_weights, save
-from tests.support.uncached_models import WholeDFlash
+from tests.support.block_drafts import block, block_net, read, shapes_of
+from tests.support.random_drafts import random_weights, save
 
 BOUND = 1e-5  # of the largest value
 CONFIG: dict[str, Any] = {
@@ -45,8 +45,7 @@ def folder(tmp_path):
 
     def build(*, drop: tuple[str, ...] = (), put: dict[str, Tensor] | None = None, **changes: object) -> Path:
         config = CONFIG | changes
-        ids = config["dflash_config"].get("target_layer_ids", [0] * config["num_hidden_layers"])
-        weights = random_weights(dflash_shapes(config, len(ids), 48), 5) | (put or {})
+        weights = random_weights(shapes_of(block_net(config)), 5) | (put or {})
         return save(tmp_path / "draft", config, {k: w for k, w in weights.items() if k not in drop})
 
     return build
@@ -73,9 +72,10 @@ def test_a_block_over_its_context_is_the_formula(llama_folder, folder, paged, le
     bias = torch.zeros(1, 1, 1, length)
     attend = DraftAttention(driver.pool, driver.slots[:, :length], bias, 7)
     attend.begin(0, torch.ones(1, 7, 7, dtype=torch.bool))
-    block = torch.tensor([[11, *[96] * 6]])
-    ours = model.logits(model.forward(block, length + torch.arange(7)[None], attend))[0]
-    theirs = WholeDFlash(made, target.embedding, target.head.t()).block(11, 7, states)
+    tokens = torch.tensor([[11, *[96] * 6]])
+    ours = model.logits(model.forward(tokens, length + torch.arange(7)[None], attend))[0]
+    net = read(block_net(CONFIG, target.embedding, target.head.t()), made)
+    theirs = net.corrected(block(net, 11, 7, states), torch.zeros(7))
     assert theirs.abs().max() > 1.0
     assert (ours - theirs).abs().max() < BOUND * theirs.abs().max()
 
