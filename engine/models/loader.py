@@ -138,7 +138,8 @@ def load_target(
     return _language_model(path, config, place, dtype, deterministic, positions, ranks)
 
 
-# A draft is on its target's device, in its dtype, and as deterministic.
+# A draft is on its target's device, in its dtype, and as deterministic. That it reads states which the target has, and
+# knows the same tokens, is for the rules (`core.config.rules.draft`).
 
 
 def load_standalone(path: str | Path, target: CausalLM) -> Standalone:
@@ -152,13 +153,13 @@ def load_standalone(path: str | Path, target: CausalLM) -> Standalone:
 
 
 def load_eagle(path: str | Path, target: CausalLM) -> Eagle:
-    """An EAGLE head. ConfigError as for a target, or if it does not fit the target's width or vocabulary."""
+    """An EAGLE head. ConfigError as for a target, or if it is for another number of layers."""
     config = _expect(path, EAGLE_ARCHITECTURES, "an EAGLE draft", load_draft_config)
     return Eagle(config, load_weights(path, target.device, target.dtype), target)
 
 
 def load_eagle3(path: str | Path, target: CausalLM) -> Eagle3:
-    """An EAGLE-3 head. ConfigError as for a target, or if it does not fit the target's width, layers or vocabulary."""
+    """An EAGLE-3 head. ConfigError as for a target, or if it does not fit the target's layers or vocabulary."""
     config = _expect(path, EAGLE3_ARCHITECTURES, "an EAGLE3 draft", load_draft_config)
     return Eagle3(config, load_weights(path, target.device, target.dtype), target)
 
@@ -166,7 +167,7 @@ def load_eagle3(path: str | Path, target: CausalLM) -> Eagle3:
 def load_nextn(path: str | Path, target: CausalLM, count: int) -> Sequence[PredictionLayer]:
     """The first `count` prediction layers of a target's checkpoint: this target's, or another one of its shape.
 
-    Reads nothing else of the checkpoint. ConfigError as for a target, or if there are fewer layers or they do not fit.
+    Reads nothing else of the checkpoint. ConfigError as for a target, or if there are fewer layers.
     """
     config = _expect(path, TARGET_ARCHITECTURES, "a checkpoint with prediction layers")
     weights = load_weights(path, target.device, target.dtype, config.bundled_prefixes)
@@ -174,8 +175,7 @@ def load_nextn(path: str | Path, target: CausalLM, count: int) -> Sequence[Predi
 
 
 def load_dflash(path: str | Path, target: CausalLM) -> DFlash:
-    """A DFLASH, DFLASH2 or DSPARK draft. ConfigError as for a target, or if it does not fit the target's width, layers
-    or vocabulary."""
+    """A DFLASH, DFLASH2 or DSPARK draft. ConfigError as for a target, or if it is for another number of layers."""
     config = _expect(path, BLOCK_ARCHITECTURES, "a DFLASH draft")
     if (Path(path) / MASK_EMBEDDING).exists():
         raise ConfigError(f"{path} has {MASK_EMBEDDING}, an embedding of the mask token that is not supported")

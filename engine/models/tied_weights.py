@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.models.config import ModelConfig
 from specmatrix.engine.models.draft_config import AUX_IDS
@@ -44,7 +43,7 @@ def shared_head(take: WeightReader, config: ModelConfig, vocab_size: int, target
 
 
 def captured_states(config: ModelConfig, target: CausalLM) -> tuple[int, ...]:
-    """The target's states that the draft reads. ConfigError if the target lacks them or has another width."""
+    """The target's states that the draft reads. ConfigError if its config is for another number of layers."""
     assert config.draft is not None
     if config.draft.target_layers not in (None, target.num_layers):
         raise ConfigError(
@@ -56,15 +55,5 @@ def captured_states(config: ModelConfig, target: CausalLM) -> tuple[int, ...]:
         raise ConfigError(
             f"{config.architecture}: the config names no aux layers, and their default, {list(states)} for a target of "
             f"{target.num_layers} layers, is not three layers one behind the other; set {AUX_IDS}"
-        )
-    if max(states) > target.num_layers or any(state < 0 for state in states if state != FINAL):
-        raise ConfigError(
-            f"{config.architecture}: aux layers {list(states)} must be in 0..{target.num_layers} for a target of "
-            f"{target.num_layers} layers"
-        )
-    if config.draft.target_hidden_size != target.hidden_size:
-        raise ConfigError(
-            f"{config.architecture}: target_hidden_size {config.draft.target_hidden_size} differs from the target's "
-            f"{target.hidden_size}"
         )
     return states

@@ -16,7 +16,6 @@ from specmatrix.engine.models.rope import pair_up, rotations
 from specmatrix.engine.models.tied_weights import captured_states
 from specmatrix.engine.models.weights import WeightReader
 from specmatrix.engine.models.workspace import Workspaces
-from specmatrix.errors import ConfigError
 
 
 class BlockHead(Protocol):
@@ -48,7 +47,8 @@ class DFlash:
         self.config, self.device, self.dtype = config, target.device, target.dtype
         self.kv = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim)
         self.aux_layers = captured_states(config, target)
-        self.mask_token = _mask_token(config, target)
+        assert config.mask_token is not None
+        self.mask_token = config.mask_token
         hidden, d = config.hidden_size, config.head_dim
         own = {key.removeprefix("model."): w for key, w in weights.items()}
         take = WeightReader(dict(own), config.architecture)
@@ -105,14 +105,3 @@ class DFlash:
         [B, D] before the drafts; None if only the draft's logits say."""
         del hidden, previous
         return None
-
-
-def _mask_token(config: ModelConfig, target: CausalLM) -> int:
-    assert config.mask_token is not None
-    mask = config.mask_token
-    if mask >= target.vocab_size:
-        raise ConfigError(
-            f"{config.architecture}: mask_token_id {mask} has no embedding in the target, whose vocabulary has "
-            f"{target.vocab_size} tokens"
-        )
-    return mask

@@ -91,17 +91,12 @@ def prediction_layers(
 ) -> Sequence[PredictionLayer]:
     """The first `count` prediction layers of a checkpoint; each has its own KV.
 
-    Raises ConfigError if it has fewer, or if they do not fit the target.
+    Raises ConfigError if it has fewer.
     """
     if config.bundled_layers < count:
         raise ConfigError(
             f"{config.architecture}: {bundled_field(config.architecture)} is {config.bundled_layers}, fewer than the "
             f"{count} layers to draft with"
-        )
-    if (config.hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
-        raise ConfigError(
-            f"{config.architecture}: prediction layers with width {config.hidden_size} and {config.vocab_size} tokens "
-            f"do not fit a target with width {target.hidden_size} and {target.vocab_size} tokens"
         )
     shared = config.delta is not None
     first, stem = (0, "mtp.layers") if shared else (config.num_layers, "model.layers")

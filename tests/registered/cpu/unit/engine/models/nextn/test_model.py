@@ -121,10 +121,3 @@ def test_fewer_layers_may_be_taken_than_there_are(folder):
 def test_refusals(folder, changes, sentence):
     with pytest.raises(ConfigError, match=sentence):
         loaded(folder(**changes))
-
-
-def test_layers_of_a_different_width_are_refused(folder):
-    target = load_target(folder(), "cpu", torch.float32)
-    other = folder("other", hidden_size=40)
-    with pytest.raises(ConfigError, match="prediction layers with width 40 and 97 tokens do not fit a target with"):
-        load_nextn(other, target, 1)
