@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from specmatrix.engine.adaptive_policies import installed_policies, policy_of
 from specmatrix.engine.core.config.adaptive_file import inline
 from specmatrix.engine.core.config.asked import GIB, EngineConfig, Facts, Resolved
 from specmatrix.engine.core.draft.algorithms import algorithm, is_registered
@@ -76,15 +77,15 @@ def known_facts(config: EngineConfig, locate: Locate) -> Facts:
         raise ConfigError(f"config is {shown(config)}; allowed: an EngineConfig, such as EngineConfig(model_path=...)")
     locate, draft = located(locate), config.speculative_draft_model_path
     known = facts(locate(config.model_path), None if draft is None else locate(draft), config.device)
-    return replace(known, adaptive_config=_slots_text(config))
+    if not config.speculative_adaptive:
+        return known
+    return replace(known, adaptive_config=_slots_text(config), adaptive_policies=tuple(installed_policies()))
 
 
 def _slots_text(config: EngineConfig) -> str | None:
-    """The text of the adaptive configuration file; None if none is named or used. ConfigError if it is unreadable."""
+    """The text of the adaptive configuration file; None if none is named. ConfigError if it is unreadable."""
     name = config.speculative_adaptive_config
-    if name is None or inline(name) or not config.speculative_adaptive:
-        return None
-    return named_text("speculative_adaptive_config", name)
+    return None if name is None or inline(name) else named_text("speculative_adaptive_config", name)
 
 
 class EngineSetup(NamedTuple):
@@ -272,5 +273,7 @@ def _guard(resolved: Resolved, drafter: Drafter, target: CausalLM, steps: DraftS
 def _steps(resolved: Resolved, drafter: Drafter, counters: Counters) -> DraftSteps:
     """The controller of draft depth: adaptive, or static at the drafter's depth."""
     if resolved.adaptive_slots:
-        return DraftSteps(resolved.adaptive_slots, resolved.num_steps, counters)
+        slots, first = resolved.adaptive_slots, resolved.num_steps
+        policy, graph_batch = policy_of(slots, first), resolved.cuda_graph_max_bs
+        return DraftSteps(slots, first, counters, policy=policy, graph_batch=graph_batch)
     return DraftSteps.static(drafter.steps, drafter.nodes, counters)

@@ -11,7 +11,7 @@ import torch
 
 from specmatrix.engine.core.config.asked import GIB, Resolved
 from specmatrix.engine.core.draft.algorithms import algorithm
-from specmatrix.engine.device.cuda_graphs import padded
+from specmatrix.engine.core.schedule.step import padded
 from specmatrix.engine.models.config import ModelConfig, load_model_config
 from specmatrix.engine.models.eagle.formats import load_draft_config
 from specmatrix.engine.models.weights import count_numbers, tensor_names

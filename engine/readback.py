@@ -28,7 +28,7 @@ def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, A
         "num_steps": steps.initial if steps.adapts else drafter.steps,
         "topk": max(drafter.topk, 1) if drafter.traits.drafts else 0,
         "num_draft_tokens": steps.initial + 1 if steps.adapts else drafter.nodes,
-        "adaptive_slots": [slot.settings.as_dict() for slot in steps.slots] if steps.adapts else [],
+        "adaptive_slots": [slot.as_dict() for slot in steps.slots] if steps.adapts else [],
         "lag": loop.lag,
         "speculative_ragged_verify": scheduler.ragged and executor.plain.ragged,
         "speculative_confidence_threshold": getattr(drafter, "threshold", 0.0),

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from specmatrix.engine.core.config.asked import GIB
 from specmatrix.engine.core.observe.counters import Counters
-from specmatrix.engine.core.schedule.step import StepPlan
+from specmatrix.engine.core.schedule.step import StepPlan, padded
 from specmatrix.engine.device.staging import StepOutput, integers
 
-__all__ = ["Captured", "CudaGraphs", "GraphShape", "pad_kv_len", "padded"]
+__all__ = ["Captured", "CudaGraphs", "GraphShape", "pad_kv_len"]
 
 Graph = TypeVar("Graph")
 # Maximum graphs per bundle.
@@ -186,8 +186,6 @@ class GraphCache(Generic[Graph]):
         return self._round - last >= self.idle_rounds
 
 
-# Batches up to SMALL are padded to a power of two, larger ones to a multiple of SMALL.
-SMALL: Final = 8
 # Graphs read a multiple of READ_STEP positions up to FINE * READ_STEP, then of an eighth of their power of two.
 READ_STEP: Final = 256
 FINE: Final = 8
@@ -328,11 +326,6 @@ def _uncollected() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def padded(batch: int) -> int:
-    """The batch size, padding included, of the graph for `batch` requests."""
-    return 1 << (batch - 1).bit_length() if batch <= SMALL else -(-batch // SMALL) * SMALL
 
 
 def pad_kv_len(bound: int, most: int) -> int:

@@ -19,7 +19,7 @@ from specmatrix.engine.core.config.asked import Facts, Resolved
 from specmatrix.engine.core.draft.algorithms import Traits, is_registered
 from specmatrix.engine.core.draft.suffix_automaton import SuffixAutomaton
 from specmatrix.engine.core.draft.verify_budget import TEMPERATURES, temperatures
-from specmatrix.engine.device.cuda_graphs import padded
+from specmatrix.engine.core.schedule.step import padded
 from specmatrix.engine.device.kv_groups import KVGroups
 from specmatrix.engine.device.pool import KVLayout, KVPool
 from specmatrix.engine.device.relay import Relay

@@ -25,8 +25,28 @@ FLAT: Final[dict[str, Any]] = {
     "warmup_batches": 3,
     "down_hysteresis": -0.5,
 }
+# Decides after every second round, by the shares of two; the times are near the margin between two depths, so that the
+# acceptance moves them. The last slot has no depth in common with the first, so that the batch size moves them too.
+THROUGHPUT: Final[dict[str, Any]] = {
+    "strategy": "throughput_aware",
+    "window_size": 2,
+    "update_interval": 2,
+    "step_times": {
+        "1": {"1": 5.0, "2": 6.1, "3": 7.3, "4": 8.3},
+        "4": {"1": 5.3, "2": 6.4, "3": 8.1, "4": 9.7},
+        "24": {"1": 6.1, "2": 8.9, "3": 11.7, "4": 15.1},
+    },
+    "1": {"candidate_steps": [1, 3]},
+    "2": {"candidate_steps": [1, 2, 4]},
+    "8": {"candidate_steps": [2, 4]},
+}
 # None: no file is given, so the default table applies.
-TEXTS: Final[dict[str, str | None]] = {"table": None, "tiers": json.dumps(TIERS), "flat": json.dumps(FLAT)}
+TEXTS: Final[dict[str, str | None]] = {
+    "table": None,
+    "tiers": json.dumps(TIERS),
+    "flat": json.dumps(FLAT),
+    "throughput": json.dumps(THROUGHPUT),
+}
 
 
 class SessionRetract(NamedTuple):

@@ -25,6 +25,7 @@ LATE: Final = frozenset(
         ("algorithm", "suffix"),
         ("constrained_drafts", "on"),
         ("mixed_chunk", "on"),
+        ("adaptive", "throughput"),
         *(("drafting", name) for name in ("parallel", "dflash2", "vanilla", "gated", "rnn")),
         ("algorithm", "dspark"),
         ("verify", "budget"),
@@ -33,7 +34,7 @@ LATE: Final = frozenset(
 # Values that go with few others of every axis: the cells of each are found by themselves, as fast as those without any.
 APART: Final = (
     ("mixed_chunk", "on"), ("drafting", "gated"), ("drafting", "rnn"), ("drafting", "vanilla"), ("verify", "budget"),
-    ("algorithm", "dspark"),
+    ("algorithm", "dspark"), ("adaptive", "throughput"),
 )  # fmt: skip
 # Stage to cell id to the regression that the cell covers.
 PRESETS: Final[dict[str, dict[str, str]]] = yaml.safe_load(

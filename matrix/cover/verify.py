@@ -18,7 +18,7 @@ Combination: TypeAlias = tuple[tuple[str, str], ...]
 
 
 # Constraints link them with every other axis; limits of subjects also link the algorithm with axes of requests.
-PIVOTS: Final = ("tp", "model", "acceptance", "verify", "mixed_chunk", "drafting", "numerics", "grammar")
+PIVOTS: Final = ("tp", "model", "adaptive", "acceptance", "verify", "mixed_chunk", "drafting", "numerics", "grammar")
 SUBJECT_PIVOTS: Final = (*PIVOTS, "algorithm")
 
 

@@ -46,7 +46,13 @@ class AdaptiveGate:
             return Outcome(self.name, State.NOT_MEASURED, message="the adaptive-steps trace holds no observed round")
         earlier = run.earlier or Trace((), ())
         skipped = len(earlier.rounds), len(earlier.observations)
-        replay = AdaptiveReplay(prepared.cell, int(run.resolved["lag"]), self.thresholds["average"], skipped)
+        replay = AdaptiveReplay(
+            prepared.cell,
+            int(run.resolved["lag"]),
+            self.thresholds["average"],
+            skipped,
+            int(run.resolved["cuda_graph_max_bs"]),
+        )
         try:
             replay.walk(trace)
         except AdaptiveMismatch as mismatch:
@@ -91,7 +97,7 @@ def _misobserved(run: Run, trace: Trace, skipped: int) -> str:
 
 
 def _miscounted(run: Run, replay: AdaptiveReplay) -> str:
-    for name in ("activated", "batch_switch", "switched_up", "switched_down", "undrafted"):
+    for name in ("activated", "batch_switch", "switched_up", "switched_down", "held", "undrafted"):
         counter = f"adaptive.{name}"
         seen, due = run.evidence.get(counter, 0), replay.counts[counter]
         if seen != due:
@@ -109,6 +115,7 @@ def _numbers(replay: AdaptiveReplay, trace: Trace, skipped: tuple[int, int]) -> 
         "widths": ", ".join(map(str, sorted({width for _, width in rounds}))),
         "up": replay.counts["adaptive.switched_up"],
         "down": replay.counts["adaptive.switched_down"],
+        "held": replay.counts["adaptive.held"],
         "by_batch": replay.counts["adaptive.batch_switch"],
         "deviation": replay.deviation,
     }

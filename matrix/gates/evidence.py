@@ -100,6 +100,16 @@ def _leaves_depth(cell: Cell, run: Run) -> bool:
     return cell.adapts and cell.adaptive == "table" and (cell.batch, cell.slots) == ("ramp", "auto")
 
 
+def _priced(cell: Cell, run: Run) -> bool:
+    """Enough rounds of depths by step times, with batches of several sizes."""
+    return cell.adapts and (cell.adaptive, cell.session) == ("throughput", "streaming")
+
+
+def _climbs(cell: Cell, run: Run) -> bool:
+    """And the drafter whose deep drafts are accepted often enough."""
+    return _priced(cell, run) and cell.algorithm == "eagle3"
+
+
 def _may_rest(run: Run) -> bool:
     """Some slot may draft nothing."""
     return any(0 in slot["candidate_steps"] for slot in run.resolved["adaptive_slots"])
@@ -353,6 +363,12 @@ EVIDENCE: Final[tuple[Evidence, ...]] = (
     Evidence("adaptive.batch_switch", True, "a change of batch size must change the depth", _moves),
     Evidence("adaptive.batch_switch", True, "a change of batch size must change the depth", _leaves_depth),
     Evidence("adaptive.switched_up", True, "high acceptance must increase the depth", _deepens),
+    *(
+        Evidence(f"adaptive.{name}", True, "step times must choose between depths", _priced)
+        for name in ("switched_down", "held", "batch_switch")
+    ),
+    Evidence("adaptive.switched_up", True, "step times must make deeper drafts pay", _climbs),
+    Evidence("adaptive.held", False, "only step times have a margin", lambda cell, run: cell.adaptive != "throughput"),
     Evidence("adaptive.batch_switch", False, "one adaptive slot serves every batch size", _flat),
     *(
         Evidence(f"adaptive.{name}", False, "the draft depth is static", _not(_adapts))

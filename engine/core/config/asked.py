@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Final, Literal, TypeAlias
 
-from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot, inline
+from specmatrix.engine.core.config.adaptive_file import Slots, inline
 from specmatrix.engine.core.draft.ngram_index import NgramOptions
 from specmatrix.engine.core.draft.suffix_cache import SuffixOptions
 from specmatrix.errors import ConfigError, nearest, shown
@@ -268,7 +268,8 @@ class Facts:
     """Facts about the models and the machine, known before the engine starts; context_length in tokens, gpus visible.
 
     bundled: the draft weights in the target's checkpoint, None if it has none.
-    adaptive_config: text of the speculative_adaptive_config file, None if it was not read.
+    adaptive_config: text of the speculative_adaptive_config file, None if it was not read. adaptive_policies: names of
+    the adaptive policies that other packages bring.
     window: size of the target's sliding window in tokens, the query's own included; None without windowed layers.
     state_heads: key heads of the target's layers with a recurrent state, 0 without such layers.
     heads, kv_heads: attention heads of the target; kv_heads is 1 where all heads share one latent. widths: intermediate
@@ -287,6 +288,7 @@ class Facts:
     window: int | None = None
     bundled: DraftFacts | None = None
     adaptive_config: str | None = None
+    adaptive_policies: tuple[str, ...] = ()
     heads: int = 1
     kv_heads: int = 1
     widths: tuple[int, ...] = ()
@@ -382,7 +384,7 @@ class Resolved:
     state_interval: int = 0
     window: int | None = None
     window_pages: int = 0
-    adaptive_slots: tuple[AdaptiveSlot, ...] = ()
+    adaptive_slots: Slots | tuple[()] = ()
     ngram: NgramOptions | None = None
     suffix: SuffixOptions | None = None
     cuda_graph_max_bs: int = 0

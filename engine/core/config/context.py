@@ -73,7 +73,7 @@ class RuleContext:
     def adaptive_asked(self) -> AdaptiveConfig | str | None:
         """The slots that adaptive steps would have, or the error in them; None for an unread file."""
         text = self.adaptive_text
-        return None if text is None else read(text)
+        return None if text is None else read(text, self.facts.adaptive_policies)
 
     @property
     def static_because(self) -> str | None:

@@ -1,7 +1,7 @@
 """The next round's draft depth: static, or adapted to batch size and acceptance (sglang#21599, #24055).
 
-A pure controller: its inputs are batch sizes and counts of accepted drafts; it uses no request, device or clock. A
-static depth is the case of one slot with one candidate.
+A pure controller: its inputs are batch sizes and counts of accepted drafts; it uses no request, device or clock. What
+the acceptance decides is its policy's, here "ema". A static depth is the case of one slot with one candidate.
 """
 
 from __future__ import annotations
@@ -12,18 +12,22 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot, middle, union
+from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot, Slots, middle, union
+from specmatrix.engine.core.draft.policy import AdaptivePolicy, Decision
 from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.schedule.step import padded
+from specmatrix.errors import EngineBug, shown
 
 TRACE_LENGTH: Final = 4096  # most recent rounds and records kept
+COUNTED: Final = {"up": "adaptive.switched_up", "down": "adaptive.switched_down", "held": "adaptive.held"}
 
 
 class ObservedRound(NamedTuple):
     """One observed round.
 
     slot: smallest batch size of the slot that counts it. width: nodes that the round verified. mean_correct: mean
-    accepted drafts per request. ema: the moving average after the round; a round without drafts does not change it.
-    steps: the slot's depth after it. decision: "warm-up" and "between" if none was due, else "stay", "up" or "down".
+    accepted drafts per request. ema: the policy's average after the round; a round without drafts does not change it.
+    steps: the slot's depth after it. decision: of the policy, as in `Decision`.
     correct: accepted drafts of each live request. activated: rounds activated before this one was observed.
     """
 
@@ -57,7 +61,7 @@ class Slot:
         self.rounds = 0
 
     def observe(self, mean_correct: float, drafted: bool = True) -> str:
-        """Count one round by its mean number of accepted drafts; returns the decision, as in `ObservedRound`."""
+        """Count one round by its mean number of accepted drafts; returns the decision, as in `Decision`."""
         rule = self.settings
         if drafted:
             self.ema = (1 - rule.ema_alpha) * self.ema + rule.ema_alpha * mean_correct
@@ -100,18 +104,44 @@ class Slot:
         return fitting[-1] if fitting else self.settings.candidate_steps[0]
 
 
+class Ema:
+    """The policy "ema": each slot follows the moving average of its own rounds."""
+
+    def __init__(self, slots: Sequence[AdaptiveSlot], steps: int) -> None:
+        self.slots = tuple(Slot(settings, steps) for settings in slots)
+
+    def choose(self, slot: int, batch_size: int) -> Decision:
+        """The slot's depth, which `observe` decided."""
+        return Decision(self.slots[slot].steps)
+
+    def observe(self, slot: int, width: int, correct: Sequence[int]) -> Decision:
+        """Count a round; one of a single node leaves the average."""
+        one = self.slots[slot]
+        decision = one.observe(sum(correct) / len(correct), drafted=width > 1)
+        return Decision(one.steps, decision, one.ema)
+
+
 class DraftSteps:
     """The draft depth of every round. Call `activate` before a round and `observe` with its result, both in round
     order.
 
     steps: the initial depth. width: nodes of a round, for drafts where they are not steps + 1 (a tree, no drafter, a
-    block); it is then static.
+    block); it is then static. policy: needed for other slots than those of "ema". graph_batch: the largest batch size
+    of CUDA graphs, 0 without: up to it a batch is padded before it has a slot, as in SGLang.
     """
 
     def __init__(
-        self, slots: tuple[AdaptiveSlot, ...], steps: int, counters: Counters, *, width: int | None = None
+        self,
+        slots: Slots,
+        steps: int,
+        counters: Counters,
+        *,
+        width: int | None = None,
+        policy: AdaptivePolicy | None = None,
+        graph_batch: int = 0,
     ) -> None:
-        self.slots = tuple(Slot(settings, steps) for settings in slots)
+        self.slots = slots
+        self.policy = policy or Ema([slot for slot in slots if isinstance(slot, AdaptiveSlot)], steps)
         self.initial = steps
         self.activated = 0
         self.rounds: deque[Activation] = deque(maxlen=TRACE_LENGTH)
@@ -121,8 +151,9 @@ class DraftSteps:
         self.stopped = False
         self._counters = counters
         self._bounds = [settings.batch_from for settings in slots]
-        self._active = self.slots[0]
-        self._steps = self._active.steps
+        self._graph_batch = graph_batch
+        self._active = 0
+        self._steps = steps if steps in slots[0].candidate_steps else middle(slots[0].candidate_steps)
 
     @classmethod
     def static(cls, steps: int, width: int, counters: Counters) -> DraftSteps:
@@ -143,10 +174,16 @@ class DraftSteps:
         if not self.adapts:
             return 1 if self.stopped else self.max_width
         slot = self._slot(batch_size)
+        steps, what, _ = self.policy.choose(slot, batch_size)
+        candidates = self.slots[slot].candidate_steps
+        if steps not in candidates:
+            raise EngineBug(f"the adaptive policy chose depth {shown(steps)} for {batch_size} requests of {candidates}")
         self._counters.hit("adaptive.activated")
-        if slot is not self._active and slot.steps != self._steps:
+        if what in COUNTED:
+            self._counters.hit(COUNTED[what])
+        elif slot != self._active and steps != self._steps:
             self._counters.hit("adaptive.batch_switch")
-        self._active, self._steps = slot, slot.steps
+        self._active, self._steps = slot, steps
         self.activated += 1
         self.rounds.append(Activation(batch_size, self._steps + 1))
         return self._steps + 1
@@ -160,14 +197,15 @@ class DraftSteps:
         if not self.adapts or not correct:
             return
         slot = self._slot(batch_size)
-        mean = sum(correct) / len(correct)
-        decision = slot.observe(mean, drafted=width > 1)
+        steps, what, average = self.policy.observe(slot, width, correct)
         self._counters.hit("adaptive.undrafted", width == 1)
-        if decision in ("up", "down"):
-            self._counters.hit("adaptive.switched_up" if decision == "up" else "adaptive.switched_down")
-        seen = (slot.ema, slot.steps, decision, tuple(correct), self.activated)
-        self.trace.append(ObservedRound(slot.settings.batch_from, batch_size, width, mean, *seen))
+        if what in COUNTED:
+            self._counters.hit(COUNTED[what])
+        mean = sum(correct) / len(correct)
+        seen = (average, steps, what, tuple(correct), self.activated)
+        self.trace.append(ObservedRound(self._bounds[slot], batch_size, width, mean, *seen))
 
-    def _slot(self, batch_size: int) -> Slot:
-        """The slot with the largest lower bound not above `batch_size`, else the first."""
-        return self.slots[max(0, bisect_right(self._bounds, batch_size) - 1)]
+    def _slot(self, batch_size: int) -> int:
+        """The index of the slot with the largest lower bound not above the batch size, else the first."""
+        size = padded(batch_size) if batch_size <= self._graph_batch else batch_size
+        return max(0, bisect_right(self._bounds, size) - 1)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from specmatrix.engine.core.schedule.request import SamplingParams
 
+# Batches up to SMALL are padded to a power of two, larger ones to a multiple of SMALL.
+SMALL: Final = 8
 # The index of the first in the row's page table of a KV group, and the pages.
 NewPages: TypeAlias = tuple[int, tuple[int, ...]]
+
+
+def padded(batch: int) -> int:
+    """The batch size, padding included, of the CUDA graph for `batch` requests."""
+    return 1 << (batch - 1).bit_length() if batch <= SMALL else -(-batch // SMALL) * SMALL
 
 
 class PlanRow(NamedTuple):

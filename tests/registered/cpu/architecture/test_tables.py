@@ -16,6 +16,7 @@ WEIGHTS = {"none": "none", "checkpoint": "its own checkpoint", "bundled": "in th
 LIMITED = {
     "spec v2": lambda traits: traits.max_lag > 0,
     "adaptive steps": lambda traits: traits.adaptive,
+    "depths by step times": lambda traits: traits.adaptive,
     "shortened rows": lambda traits: traits.drafts,
     "parallel drafting": lambda traits: traits.parallel,
     "convolved blocks": lambda traits: "DFlash2DraftModel" in traits.draft_architectures,

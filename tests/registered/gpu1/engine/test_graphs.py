@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specmatrix.engine.core.schedule.request import SamplingParams
-from specmatrix.engine.device.cuda_graphs import padded
+from specmatrix.engine.core.schedule.step import padded
 from tests.support.engines import PROMPT, RUNS, answer, engine, waits_for_nothing
 
 pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")

@@ -12,7 +12,8 @@ from specmatrix import HOME
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
-from specmatrix.engine.device.cuda_graphs import CudaGraphs, padded
+from specmatrix.engine.core.schedule.step import padded
+from specmatrix.engine.device.cuda_graphs import CudaGraphs
 from specmatrix.errors import ConfigError
 
 ZOO = HOME / "matrix" / "zoo" / "checkpoints"

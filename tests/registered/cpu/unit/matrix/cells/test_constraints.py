@@ -108,6 +108,11 @@ SPARKS = tuple(
         {"batch": "mixed_lengths"},
     )
 )
+# The same for depths by step times.
+PRICED = tuple(
+    {"algorithm": "eagle3", "batch": "mixed_lengths", "finish": "length"} | beside
+    for beside in ({}, {"session": "streaming"})
+)
 
 
 def named(name: str) -> constraints.Constraint:
@@ -120,7 +125,20 @@ def test_every_constraint_forbids_a_cell_alone(constraint):
     alone = [
         Cell(**(beside | row))
         for row in rows
-        for beside in ({}, STATED, MASKED, DASHED, *MIXES, *CHECKED, *SEVERAL, *WINDOWS, *DRAWN, *BLOCKS, *SPARKS)
+        for beside in (
+            {},
+            STATED,
+            MASKED,
+            DASHED,
+            *MIXES,
+            *CHECKED,
+            *SEVERAL,
+            *WINDOWS,
+            *DRAWN,
+            *BLOCKS,
+            *SPARKS,
+            *PRICED,
+        )
         if {row.get("tp", "1"), row.get("acceptance", "match"), row.get("verify", "whole")} - {"1", "match", "whole"}
         or not beside
         or constraint.name.startswith(("few-", "interval-", "constrained-", "mixed-", "parallel-"))

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specmatrix.engine.adaptive_policies import policy_of
 from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, AdaptiveSlot, parse
 from specmatrix.engine.core.draft.depth import DraftSteps, Slot
 from specmatrix.engine.core.observe.counters import Counters
@@ -59,9 +60,10 @@ def test_decisions_of_both_by_hand(steps, ema, more, target):
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_table_and_the_files_are_read_as_the_engine_reads_them(name):
-    slots = adaptive.slots_of(Cell(adaptive=name))
+    slots, settings = adaptive.slots_of(Cell(adaptive=name)), adaptive.priced(Cell(adaptive=name))
     read = DEFAULT_SLOTS if name == "table" else parse(TEXTS[name] or "").slots
-    assert [slot.as_dict() for slot in read] == [slot | {"batch_from": size} for size, slot in slots.items()]
+    own = {} if settings is None else {"strategy": "throughput_aware"} | settings
+    assert [slot.as_dict() for slot in read] == [own | slot | {"batch_from": size} for size, slot in slots.items()]
     assert name == "table" or parse(TEXTS[name] or "").flat == (name == "flat")
 
 
@@ -71,10 +73,11 @@ def test_the_first_depth_is_the_tables_or_the_cells():
     assert adaptive.first_depth(Cell(adaptive="table", steps="1"), slots) == 1
 
 
-def engines(name: str, steps: int, rounds, lag: int) -> tuple[Trace, Counters]:
+def engines(name: str, steps: int, rounds, lag: int, graph_batch: int = 0) -> tuple[Trace, Counters]:
     """The decisions of the engine's controller for rounds (batch size, accepted share of each live request)."""
     counters = Counters()
-    made = DraftSteps(DEFAULT_SLOTS if name == "table" else parse(TEXTS[name] or "").slots, steps, counters)
+    slots = DEFAULT_SLOTS if name == "table" else parse(TEXTS[name] or "").slots
+    made = DraftSteps(slots, steps, counters, policy=policy_of(slots, steps), graph_batch=graph_batch)
     flying: list[tuple[int, int, list[float]]] = []
 
     def read():
@@ -96,10 +99,17 @@ ROUNDS = st.lists(st.tuples(st.integers(1, 40), st.lists(st.floats(0, 0.99), max
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(st.sampled_from(["table", "tiers", "flat"]), st.sampled_from([1, 2, 3]), ROUNDS, st.integers(0, 2))
-def test_both_implementations_agree_on_every_entry(name, steps, rounds, lag):
-    trace, counters = engines(name, steps, rounds, lag)
-    replay = adaptive.AdaptiveReplay(Cell(adaptive=name, steps=str(steps)), lag, 1e-9)
+@given(
+    st.sampled_from(["table", "tiers", "flat", "throughput"]),
+    st.sampled_from([1, 2, 3]),
+    ROUNDS,
+    st.integers(0, 2),
+    st.sampled_from([0, 6, 160]),
+)
+def test_both_implementations_agree_on_every_entry(name, steps, rounds, lag, graph_batch):
+    trace, counters = engines(name, steps, rounds, lag, graph_batch)
+    cell = Cell(adaptive=name, steps=str(steps))
+    replay = adaptive.AdaptiveReplay(cell, lag, 1e-9, graph_batch=graph_batch)
     replay.walk(trace)
     known = {n: replay.counts[n] for n in counters.counts}
     assert {n: count for n, count in counters.counts.items() if n.startswith("adaptive.")}.items() <= known.items()
@@ -112,7 +122,10 @@ def test_what_is_skipped_is_replayed_but_not_counted():
     whole.walk(trace)
     rest.walk(trace)
     assert rest.counts["adaptive.activated"] == 1 and whole.counts["adaptive.activated"] == 4
-    assert rest.states == whole.states and rest.counts["adaptive.switched_up"] < whole.counts["adaptive.switched_up"]
+    assert (
+        rest.rule.states == whole.rule.states
+        and rest.counts["adaptive.switched_up"] < whole.counts["adaptive.switched_up"]
+    )
 
 
 def mismatch(trace: Trace, lag: int = 0) -> str:

@@ -90,10 +90,10 @@ BAD = [
             ("ema_alpha", "a number above 0 and at most 1", (0, 1.5, -0.1, "0.2", True, None, float("nan"))),
             ("update_interval", "an integer of at least 1", (0, 2.5, "5", True)),
             ("warmup_batches", "an integer of at least 0", (-1, 1.0, None)),
-            ("down_hysteresis", "a finite number", ("low", float("inf"), False)),
-            ("up_hysteresis", "a finite number", ([0], float("nan"))),
-            ("ceiling_coeff", "a finite number of at least 0", (-0.5, float("inf"), "2")),
-            ("strategy", "'ema', the only supported strategy", ("throughput_aware", 1)),
+            ("down_hysteresis", "a number from -1000000 to 1000000", ("low", float("inf"), False, 1e300)),
+            ("up_hysteresis", "a number from -1000000 to 1000000", ([0], float("nan"))),
+            ("ceiling_coeff", "a number from 0 to 1000000", (-0.5, float("inf"), "2", 1e300)),
+            ("strategy", "'ema' in each slot, as it is for all of them", ("throughput_aware", 1)),
         )
         for value in values
     ),

@@ -94,7 +94,14 @@ def test_the_batch_size_alone_switches_and_the_counters_show_it():
     adaptive = {
         name.removeprefix("adaptive."): n for name, n in counters.counts.items() if name.startswith("adaptive.")
     }
-    assert adaptive == {"activated": 8, "switched_up": 1, "switched_down": 1, "batch_switch": 4, "undrafted": 0}
+    assert adaptive == {
+        "activated": 8,
+        "switched_up": 1,
+        "switched_down": 1,
+        "batch_switch": 4,
+        "held": 0,
+        "undrafted": 0,
+    }
     assert list(steps.trace) == [
         ObservedRound(1, 1, 4, 3.0, 3.0, 7, "up", (3,), 5),
         ObservedRound(8, 9, 4, 0.25, 0.25, 1, "down", (0, 1, 0, 0), 6),
@@ -109,7 +116,7 @@ def test_the_trace_keeps_the_latest_records():
         steps.activate(1)
         steps.observe(1, 4, [2])
     assert len(steps.trace) == len(steps.rounds) == TRACE_LENGTH
-    assert steps.slots[0].rounds == steps.activated == steps.trace[-1].activated == TRACE_LENGTH + 3
+    assert steps.policy.slots[0].rounds == steps.activated == steps.trace[-1].activated == TRACE_LENGTH + 3
 
 
 @pytest.mark.parametrize(("depth", "width"), [(0, 1), (3, 4), (3, 8)])
@@ -155,7 +162,7 @@ def test_a_slot_depends_on_its_own_rounds_only(slots, first, rounds):
         together.observe(size, width, correct)
         if correct:
             mine.observe(sum(correct) / len(correct))
-    assert [(s.steps, s.ema, s.rounds) for s in together.slots] == [(s.steps, s.ema, s.rounds) for s in alone]
+    assert [(s.steps, s.ema, s.rounds) for s in together.policy.slots] == [(s.steps, s.ema, s.rounds) for s in alone]
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
