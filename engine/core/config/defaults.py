@@ -13,6 +13,7 @@ from specmatrix.engine.core.config.asked import AUTO, Reason
 from specmatrix.engine.core.config.context import RuleContext, Value, gram_width
 from specmatrix.engine.core.config.rules.devices import DEFAULT_GRAPH_BATCH, graphless, largest_batch, on_gpu
 from specmatrix.engine.core.config.rules.draft import prediction_layers
+from specmatrix.engine.core.config.rules.suffix import suffix_options
 from specmatrix.engine.core.draft.algorithms import Topology
 from specmatrix.engine.core.draft.tree import tree_pool
 
@@ -89,6 +90,12 @@ def _irregular(s: RuleContext) -> bool:
 
 def _chain(s: RuleContext) -> bool:
     return s.chosen[TOPK] == 1
+
+
+def _longest(s: RuleContext) -> int:
+    options = suffix_options(s)
+    assert options is not None
+    return options.longest
 
 
 def _chain_width(s: RuleContext) -> int:
@@ -176,8 +183,8 @@ DEFAULTS: Final[tuple[Default, ...]] = (
         STEPS,
         "suffix decoding",
         lambda s: s.traits.suffix_trees,
-        lambda s: s.asked.speculative_suffix_max_tree_depth - 1,
-        "a path of the tree holds a matching token and the drafts after it",
+        _longest,
+        "no draft is longer: it is bounded by its match, and fits a path of the tree behind it",
         SPEED_GATES,
     ),
     Default(TOPK, "suffix decoding", lambda s: s.traits.suffix_trees, 1, "suffix decoding drafts chains"),

@@ -33,6 +33,15 @@ class SuffixOptions:
     min_token_prob: float = 0.1
     max_gb: float = 1.0
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest draft: those that a match allows, within the path behind it."""
+        return max(1, *(min(self.limit(size), self.max_tree_depth - size) for size in range(1, self.max_tree_depth)))
+
+    def limit(self, matched: int) -> int:
+        """Most tokens drafted after a match of so many."""
+        return int(matched * self.max_spec_factor + self.max_spec_offset + ROUNDING)
+
 
 class SuffixCache:
     """A tree per running text, of its prompt and output, and one of the outputs of the latest requests.
@@ -73,7 +82,7 @@ class SuffixCache:
         which breaks ties; () if no score is above `least`."""
         options, found = self.options, list[Slice]()
         for node, matched in places:
-            limit = int(matched * options.max_spec_factor + options.max_spec_offset + ROUNDING)
+            limit = options.limit(matched)
             if min(room, limit, tree.depth - matched) > least:
                 score, slices = tree.likely(node, matched, options.min_token_prob, min(room, limit))
                 if score > least:
