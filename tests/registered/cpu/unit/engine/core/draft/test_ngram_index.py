@@ -132,7 +132,9 @@ def test_what_is_shown_again_is_young_again():
     index = index_of((1, 2), capacity=9, max_trie_depth=2)
     for start in range(10, 40, 2):
         index.learn(Text(), (1, 2))
+        index.learn(Text(), (1, 2))
         index.learn(Text(), (start, start + 1))
+        assert index.tree.suffixes <= 9 and len(index.tree.texts) <= 5
     assert paths(drafted(index, (1,))) == [(2,)]
 
 
