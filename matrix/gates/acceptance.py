@@ -125,8 +125,8 @@ class AcceptanceGate:
     def applies(self, cell: Cell) -> bool:
         """Cells with a drafter and requests that no abort ends: greedy ones on the oracle's prompts, session turns,
         and, if exact, sampled and ruled ones. Of other engines too few are left beside an abort for an interval."""
-        if cell.shares_rounds:
-            return self.replays
+        if cell.shares_rounds:  # vLLM cuts drafts where a grammar refuses them, which the replay does not know
+            return self.replays and (self.exact or cell.grammar == "none")
         if cell.abort != "none" and not self.exact:
             return False
         if cell.finish == "length" and Capability.ROUNDS not in self.needs:

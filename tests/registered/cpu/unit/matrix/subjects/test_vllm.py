@@ -109,6 +109,7 @@ def test_rounds_of_suffix_decoding_are_those_of_an_oracle_one_by_one():
     shown = {"readback": {}, "evidence": {}, "memory": None, "seconds": 1.0, "journal": log.entries}
     run = Run(prepared.requests, tuple(answers), said["resolved"], **shown, served=tuple(served(pairs)))
     gate = next(one for one in applied_gates(SuffixSubject.profile).gates if one.name == "acceptance")
+    assert [gate.applies(prepared.cell._replace(grammar=kind)) for kind in ("none", "regex")] == [True, False]
     found = gate.judge(prepared, run, run)
     assert found.state is State.PASS and found.numbers["rounds"] > 300 and found.numbers["length"] > 1.2
     for changed in (
