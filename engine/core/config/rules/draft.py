@@ -191,7 +191,7 @@ DRAFTING: Final[tuple[Rule, ...]] = (
     Rule(
         name="confidence-unused",
         why="a threshold shortens rows",
-        broken=lambda s: _threshold(s) > 0 and not s.asked.speculative_ragged_verify,
+        broken=lambda s: _threshold(s) > 0 and not (s.asked.speculative_ragged_verify or s.traits.suffix_trees),
         message=lambda s: (
             f"speculative_confidence_threshold {_threshold(s)} needs speculative_ragged_verify; add that flag"
         ),
@@ -203,6 +203,8 @@ DRAFTING: Final[tuple[Rule, ...]] = (
         message=lambda s: (
             f"speculative_confidence_threshold {_threshold(s)} needs a chain (topk 1) of one of "
             f"{', '.join(t.name for t in ALGORITHMS if t.confident)}, got {s.traits.name} with topk {s.asked_topk}"
+            + "; speculative_suffix_min_token_prob leaves out its unlikely drafts"
+            * s.traits.suffix_trees
         ),
     ),
     Rule(

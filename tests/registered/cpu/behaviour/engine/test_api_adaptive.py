@@ -65,6 +65,76 @@ def rising_and_falling(llm: LLM) -> list[tuple[int, ...]]:
     return [llm.take(rid).output_ids for rid in rids]
 
 
+POLICY = """
+from specmatrix.engine.core.draft.policy import Decision
+
+class Mine:
+    def __init__(self, slots, settings, steps):
+        self.depths = [slots[0].candidate_steps[place] for place in settings["turns"]]
+
+    def choose(self, slot, batch_size):
+        self.depths.append(self.depths.pop(0))
+        return Decision(self.depths[-1], "up")
+
+    def observe(self, slot, width, correct):
+        return Decision(self.depths[-1], average=0.5)
+
+class Deaf:
+    def __init__(self, *given): ...
+    choose = Mine.choose
+"""
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A package with three adaptive policies."""
+    place = tmp_path / "mine-1.dist-info"
+    place.mkdir()
+    (place / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n", encoding="utf-8")
+    rows = "[specmatrix.adaptive_policies]\nturns = my_policies:Mine\ndeaf = my_policies:Deaf\nlost = my_policies:No\n"
+    (place / "entry_points.txt").write_text(rows, encoding="utf-8")
+    (tmp_path / "my_policies.py").write_text(POLICY, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return place
+
+
+def of_policy(name: str, **settings) -> str:  # noqa: ANN003 - JSON
+    return json.dumps({"strategy": name, **settings, "1": {"candidate_steps": [1, 2, 5]}})
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_policy_chooses_every_depth():
+    llm = start_engine(of_policy("turns", turns=[0, 2, 1]))
+    (answer,) = llm.generate([PROMPTS[0]], params(40))
+    seen = llm.readback()
+    assert [width for _, width in llm.loop.scheduler.steps.rounds][:6] == [2, 6, 3, 2, 6, 3]
+    assert seen["adaptive_slots"][0] | {"turns": [0, 2, 1], "strategy": "turns"} == seen["adaptive_slots"][0]
+    assert {record["ema"] for record in seen["adaptive"]["trace"]} == {0.5}
+    assert llm.counters["adaptive.switched_up"] == seen["adaptive"]["activated"]
+    assert answer.output_ids == start_engine().generate([PROMPTS[0]], params(40))[0].output_ids
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("other", "strategy must be one of 'ema', 'throughput_aware', 'deaf', 'lost', 'turns', got \"other\""),
+        ("turns", "adaptive policy turns (my_policies:Mine) cannot be made: KeyError: 'turns'"),
+        ("lost", "adaptive policy lost (my_policies:No) cannot be made: AttributeError: "),
+        ("deaf", "adaptive policy deaf (my_policies:Deaf) has no observe; it needs choose, observe"),
+    ],
+)
+@pytest.mark.usefixtures("installed")
+def test_a_policy_that_cannot_be_used_is_one_sentence(name, sentence):
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        start_engine(of_policy(name))
+
+
+def test_a_policy_with_a_built_in_name_is_refused(installed):
+    (installed / "entry_points.txt").write_text("[specmatrix.adaptive_policies]\nema = my_policies:Mine\n")
+    with pytest.raises(ConfigError, match=r"^adaptive policy 'ema' of my_policies:Mine exists already; rename it$"):
+        start_engine()
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [

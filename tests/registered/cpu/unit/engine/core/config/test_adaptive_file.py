@@ -61,7 +61,52 @@ def test_the_flat_format_is_one_slot():
 
 
 SLOT = {"candidate_steps": [1, 3]}
+TIMES = {"1": {"1": 4.5, "3": 6}}
+PRICED = {"strategy": "throughput_aware", "step_times": TIMES, "1": SLOT}
+
+
+def test_step_times_are_a_policys_settings_beside_its_slots():
+    read = parse(json.dumps(PRICED | {"profile_run_seq_len": None, "switch_hysteresis": 0.2})).slots
+    settings = {"window_size": 20, "update_interval": 5, "switch_hysteresis": 0.2, "step_times": TIMES}
+    own = {"strategy": "throughput_aware", "profile_run_seq_len": None, **settings}
+    assert [slot.as_dict() for slot in read] == [{"batch_from": 1, "candidate_steps": [1, 3]} | own]
+    assert parse(dump(read)).slots == read
+
+
 BAD = [
+    (PRICED | {"strategy": "mine"}, ": strategy must be one of 'ema', 'throughput_aware', got \"mine\""),
+    (PRICED | {"strategy": ["ema"]}, ": strategy must be one of 'ema', 'throughput_aware', got [\"ema\"]"),
+    (
+        PRICED | {"ema_alpha": 0.5},
+        ": unknown key 'ema_alpha'; a key must be a batch size such as '8' or one of strategy, ",
+    ),
+    (PRICED | {"1": SLOT | {"window_size": 3}}, ": slot 1: unknown key 'window_size'; a key must be candidate_steps"),
+    (PRICED | {"1": {"candidate_steps": [0, 1]}}, ": candidate_steps must be at least 1 with strategy 'throughput_awa"),
+    (
+        {"strategy": "throughput_aware", "1": SLOT},
+        ": step_times is missing; it must be milliseconds by batch size and ",
+    ),
+    ({"strategy": "throughput_aware", "step_times": TIMES}, "has no batch size as a key; it needs at least"),
+    (PRICED | {"1": {"candidate_steps": [5]}}, ": step_times of batch size 1 has no time for a depth of 5"),
+    *(
+        (PRICED | {key: value}, f": {key} must be {allowed}, got {json.dumps(value)}")
+        for key, allowed, values in (
+            ("window_size", "an integer of at least 1", (0, 1.5, None)),
+            ("update_interval", "an integer of at least 1", (0, "5")),
+            ("switch_hysteresis", "a number from 0 to 1000000", (-0.1, True, float("inf"))),
+            (
+                "step_times",
+                'milliseconds by batch size and by depth, such as {"1": {"1": 4.5, "3": 6}}',
+                ({}, [1], {"1": {}}, {"0": {"1": 1}}, {"1": {"x": 1}}, {"1": {"1": 0}}, {"1": {"1": "4"}}, {"1": 4}),
+            ),
+            ("profile_run_batch_sizes", "a list of one or more integers of at least 1, or null", ([], [0], 8)),
+            ("max_profile_run_batch_size", "an integer of at least 1, or null", (0, "8")),
+            ("profile_run_n_warmup", "an integer of at least 0", (-1,)),
+            ("profile_run_n_measure", "an integer of at least 1", (0,)),
+            ("profile_run_seq_len", "an integer of at least 1, or null", (0,)),
+        )
+        for value in values
+    ),
     ("{", "is not JSON: Expecting property name enclosed in double quotes at column 2"),
     ("", "is not JSON: Expecting value at column 1"),
     ([1, 3], "must be a JSON object, got [1, 3]"),
