@@ -241,14 +241,6 @@ def _whole(low: int) -> Callable[[object], bool]:
     return lambda value: type(value) is int and value >= low
 
 
-def _size(value: object) -> bool:
-    return value is None or _whole(1)(value)
-
-
-def _sizes(value: object) -> bool:
-    return value is None or (isinstance(value, list) and bool(value) and all(map(_whole(1), value)))
-
-
 def _size_keys(table: object) -> bool:
     """A JSON object with positive integers as keys."""
     return isinstance(table, dict) and bool(table) and all(re.fullmatch(r"[1-9][0-9]{0,8}", key) for key in table)
@@ -262,7 +254,7 @@ def _times(value: object) -> bool:
 
 NUMBER: Final = f"a number from -{MAX_NUMBER} to {MAX_NUMBER}"
 # Keys of a slot, of "ema" (shared or in a slot), and of "throughput_aware" beside its slots. SGLang measures step times
-# at each start, as profile_run_* say; here a command measures them for the file.
+# at each start, as its keys profile_run_* say; here they are in the file.
 SLOT_KEYS: Final[Keys] = {"candidate_steps": (_depths, f"a list of one or more integers from 0 to {MAX_STEPS}")}
 KEYS: Final[Keys] = {
     **SLOT_KEYS,
@@ -280,14 +272,6 @@ THROUGHPUT_KEYS: Final[Keys] = {
     "update_interval": (_whole(1), "an integer of at least 1"),
     "switch_hysteresis": (partial(_number, low=0), f"a number from 0 to {MAX_NUMBER}"),
     "step_times": (_times, """milliseconds by batch size and by depth, such as {"1": {"1": 4.5, "3": 6}}"""),
-    "profile_run_batch_sizes": (_sizes, "a list of one or more integers of at least 1, or null"),
-    "max_profile_run_batch_size": (
-        lambda value: value is None or _whole(1)(value),
-        "an integer of at least 1, or null",
-    ),
-    "profile_run_n_warmup": (_whole(0), "an integer of at least 0"),
-    "profile_run_n_measure": (_whole(1), "an integer of at least 1"),
-    "profile_run_seq_len": (_size, "an integer of at least 1, or null"),
 }
 THROUGHPUT_DEFAULTS: Final[dict[str, Any]] = {"window_size": 20, "update_interval": 5, "switch_hysteresis": 0.1}
 STRATEGIES: Final[dict[str, Keys]] = {EMA: KEYS, THROUGHPUT: THROUGHPUT_KEYS}

@@ -66,9 +66,9 @@ PRICED = {"strategy": "throughput_aware", "step_times": TIMES, "1": SLOT}
 
 
 def test_step_times_are_a_policys_settings_beside_its_slots():
-    read = parse(json.dumps(PRICED | {"profile_run_seq_len": None, "switch_hysteresis": 0.2})).slots
+    read = parse(json.dumps(PRICED | {"switch_hysteresis": 0.2})).slots
     settings = {"window_size": 20, "update_interval": 5, "switch_hysteresis": 0.2, "step_times": TIMES}
-    own = {"strategy": "throughput_aware", "profile_run_seq_len": None, **settings}
+    own = {"strategy": "throughput_aware", **settings}
     assert [slot.as_dict() for slot in read] == [{"batch_from": 1, "candidate_steps": [1, 3]} | own]
     assert parse(dump(read)).slots == read
 
@@ -99,11 +99,6 @@ BAD = [
                 'milliseconds by batch size and by depth, such as {"1": {"1": 4.5, "3": 6}}',
                 ({}, [1], {"1": {}}, {"0": {"1": 1}}, {"1": {"x": 1}}, {"1": {"1": 0}}, {"1": {"1": "4"}}, {"1": 4}),
             ),
-            ("profile_run_batch_sizes", "a list of one or more integers of at least 1, or null", ([], [0], 8)),
-            ("max_profile_run_batch_size", "an integer of at least 1, or null", (0, "8")),
-            ("profile_run_n_warmup", "an integer of at least 0", (-1,)),
-            ("profile_run_n_measure", "an integer of at least 1", (0,)),
-            ("profile_run_seq_len", "an integer of at least 1, or null", (0,)),
         )
         for value in values
     ),
