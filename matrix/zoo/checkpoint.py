@@ -10,16 +10,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from specmatrix.matrix.zoo.config_json import config_of
-from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
 from specmatrix.matrix.zoo.dflash2_net import Dflash2Net
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.dspark_net import DsparkNet
 from specmatrix.matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
-from specmatrix.matrix.zoo.hybrid_net import HybridNet
 from specmatrix.matrix.zoo.net import CausalNet, DenseNet
 from specmatrix.matrix.zoo.recipes import Recipe, Shape
 from specmatrix.matrix.zoo.tokenizer import BOS_ID, EOS_ID
 from specmatrix.matrix.zoo.tokenizer import save as save_tokenizer
+from specmatrix.matrix.zoo.transformers_net import DeepseekNet, HybridNet, TransformersNet
 
 STORED: Final = torch.float16
 # The router's bias decides between close scores, so it stays in float32, as in DeepSeek's checkpoints.
@@ -127,7 +126,7 @@ def read_net(folder: Path, recipe: Recipe, device: torch.device) -> CausalNet:
     net, state = new_net(recipe), _read(folder)
     if net.shape.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    if isinstance(net, HybridNet):
+    if isinstance(net, TransformersNet):
         for stem in [name.removesuffix("gate_proj") for name in state if name.endswith(".experts.gate_proj")]:
             state[f"{stem}gate_up_proj"] = torch.cat([state.pop(stem + part) for part in GATE_UP], 1)
     net.load_state_dict(state)

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from specmatrix.matrix.zoo.hybrid_net import HybridNet
 from specmatrix.matrix.zoo.net import Cache, CausalNet
 from specmatrix.matrix.zoo.tokenizer import EOS_ID
+from specmatrix.matrix.zoo.transformers_net import TransformersNet
 
 
 @torch.inference_mode()
@@ -33,7 +33,7 @@ def greedy(model: CausalNet, prompts: list[list[int]], limit: int, rows: int = 1
     device = model.lm_head.weight.device
     by_length: dict[int, list[int]] = {}
     for index, prompt in sorted(enumerate(prompts), key=lambda each: len(each[1])):
-        by_length.setdefault(0 if isinstance(model, HybridNet) else len(prompt), []).append(index)
+        by_length.setdefault(0 if isinstance(model, TransformersNet) else len(prompt), []).append(index)
     answers: list[list[int]] = [[]] * len(prompts)
     for indices in by_length.values():
         for start in range(0, len(indices), rows):

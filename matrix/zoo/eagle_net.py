@@ -8,7 +8,7 @@ from specmatrix.matrix.zoo.net import MLP, Attention, Layer, RMSNorm, Table, ini
 from specmatrix.matrix.zoo.recipes import Shape
 
 
-def plain_layer(shape: Shape) -> Layer[Attention]:
+def plain_layer(shape: Shape) -> Layer:
     """An ordinary decoder layer."""
     return Layer(shape, Attention(shape, shape.hidden_size), MLP(shape.hidden_size, shape.intermediate_size))
 
@@ -47,7 +47,7 @@ class FeatureNet(nn.Module):
         return x, nn.functional.linear(x, self.shared.head)
 
 
-class MidLayer(Layer[Attention]):
+class MidLayer(Layer):
     """The first layer of EAGLE3; attention reads the normed embedding and normed hidden state concatenated."""
 
     def __init__(self, shape: Shape) -> None:

@@ -1,7 +1,7 @@
 """Decoder models for training, with the parameter names of Hugging Face checkpoints (Llama and Qwen3 layouts)."""
 
 from collections.abc import Sequence
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -51,22 +51,7 @@ class RMSNorm(nn.Module):
         return normed.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else normed
 
 
-class Projections(nn.Module):
-    """The interface of a layer's attention projections."""
-
-    def project(self, x: Tensor, table: Table) -> tuple[Tensor, Tensor, Tensor]:
-        """q [B, H, T, D], k [B, Hkv, T, D] and v [B, Hkv, T, Dv] of x [B, T, width], rotated."""
-        raise NotImplementedError
-
-    def merge(self, heads: Tensor) -> Tensor:
-        """[B, H, T, Dv] back to the hidden width."""
-        raise NotImplementedError
-
-
-AnyAttention = TypeVar("AnyAttention", bound=Projections)
-
-
-class Attention(Projections):
+class Attention(nn.Module):
     """Projections of grouped-query attention; `width`: input width (twice the hidden width in the EAGLE3 head)."""
 
     def __init__(self, shape: Shape, width: int) -> None:
@@ -81,6 +66,7 @@ class Attention(Projections):
             self.k_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps)
 
     def project(self, x: Tensor, table: Table) -> tuple[Tensor, Tensor, Tensor]:
+        """q [B, H, T, D], k and v [B, Hkv, T, D] of x [B, T, width], rotated."""
         return rotate(self.queries(x), table), *self.keys_values(x, table)
 
     def queries(self, x: Tensor) -> Tensor:
@@ -97,6 +83,7 @@ class Attention(Projections):
         return x.view(*x.shape[:2], -1, self.shape.head_dim).transpose(1, 2)
 
     def merge(self, heads: Tensor) -> Tensor:
+        """[B, H, T, D] back to the hidden width."""
         out: Tensor = self.o_proj(heads.transpose(1, 2).flatten(2))
         return out
 
@@ -161,13 +148,13 @@ def attended(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
 
 
-class Layer(nn.Module, Generic[AnyAttention]):
+class Layer(nn.Module):
     """One decoder layer. `window`: sliding window in tokens, the query's own included; 0 for none."""
 
-    def __init__(self, shape: Shape, attention: AnyAttention, mlp: nn.Module, window: int = 0) -> None:
+    def __init__(self, shape: Shape, attention: Attention, mlp: nn.Module, window: int = 0) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.self_attn: AnyAttention = attention
+        self.self_attn = attention
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = mlp
         self.window = window
@@ -196,7 +183,7 @@ class Body(nn.Module):
 
 
 class CausalNet(nn.Module):
-    """A language model; the first `depth` of `layers` are the model's, later ones are MTP layers."""
+    """A language model of `depth` layers."""
 
     def __init__(self, shape: Shape, layers: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -218,7 +205,7 @@ class CausalNet(nn.Module):
         table = rope_table(self.shape, torch.arange(start, start + tokens.shape[1], device=tokens.device))
         x = self.model.embed_tokens(tokens)
         kept: dict[int, Tensor] = {}
-        for index, layer in enumerate(self.model.layers[: self.depth]):
+        for index, layer in enumerate(self.model.layers):
             x = layer(x, table, cache, index)
             kept[index] = x
         if cache is not None:

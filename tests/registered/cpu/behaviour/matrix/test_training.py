@@ -8,22 +8,21 @@ import torch
 
 from specmatrix.matrix.zoo import card
 from specmatrix.matrix.zoo.corpus import Batch
-from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
 from specmatrix.matrix.zoo.heads import Head, LanguageHead, rotated, unroll, unrolled_attention
-from specmatrix.matrix.zoo.hybrid_net import HybridNet
 from specmatrix.matrix.zoo.net import DenseNet, attended
 from specmatrix.matrix.zoo.oracle_drafts import HeadDraft, RotatedDraft
 from specmatrix.matrix.zoo.recipes import RECIPES, Fit, Shape
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
 from specmatrix.matrix.zoo.train import optimise, plan_of, train
+from specmatrix.matrix.zoo.transformers_net import DeepseekNet, HybridNet
 
 TINY = {"hidden_size": 24, "intermediate_size": 20}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 14}
 LATENT = Shape(**RECIPES["deepseek-mini"].config | TINY | EXPERTS | {
-    "num_hidden_layers": 1, "num_attention_heads": 3, "q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 6,
-    "qk_rope_head_dim": 4, "v_head_dim": 10, "n_routed_experts": 4,
+    "num_hidden_layers": 1, "num_attention_heads": 3, "num_key_value_heads": 3, "q_lora_rank": 12, "kv_lora_rank": 8,
+    "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 10, "n_routed_experts": 4,
 })  # fmt: skip
 HYBRID = Shape(**RECIPES["qwen3next-mini"].config | TINY | EXPERTS | {
     "num_hidden_layers": 3, "layer_types": ["linear_attention", "linear_attention", "full_attention"], "head_dim": 12,
@@ -125,12 +124,14 @@ def test_a_routers_bias_moves_towards_the_idle_experts():
     torch.manual_seed(0)
     net = DeepseekNet(LATENT)
     router = net.bundled()[0].layer.mlp.gate
-    weights = router.train()(torch.randn(1, 50, 24))
-    load = (weights > 0).float().mean((0, 1))
-    assert torch.equal(router.e_score_correction_bias.sign(), (load.mean() - load).sign())
-    assert ((weights > 0).sum(-1) == 2).all() and torch.allclose(weights.sum(-1), torch.tensor(2.5))
-    chosen = weights[0].nonzero()[:, 1].view(-1, 2) // 2
-    assert torch.equal(chosen[:, 0], chosen[:, 1])
+    _, weights, chosen = router.train()(torch.randn(1, 50, 24))
+    load = torch.nn.functional.one_hot(chosen, 4).float().sum(1).mean(0)
+    moved = router.e_score_correction_bias.clone()
+    assert torch.equal(moved.sign(), (load.mean() - load).sign())
+    assert chosen.shape == (50, 2) and torch.allclose(weights.sum(-1), torch.tensor(2.5))
+    assert torch.equal(chosen[:, 0] // 2, chosen[:, 1] // 2)
+    router.eval()(torch.randn(1, 50, 24))
+    assert torch.equal(router.e_score_correction_bias, moved)
 
 
 def test_a_later_key_of_another_slot_is_never_seen():

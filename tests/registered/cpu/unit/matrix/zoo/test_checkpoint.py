@@ -12,13 +12,12 @@ from specmatrix.matrix.zoo import card
 from specmatrix.matrix.zoo.checkpoint import read_net
 from specmatrix.matrix.zoo.config_json import config_of
 from specmatrix.matrix.zoo.decode import greedy
-from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
 from specmatrix.matrix.zoo.evaluate import data_hash
-from specmatrix.matrix.zoo.hybrid_net import HybridNet
 from specmatrix.matrix.zoo.net import FINAL, Cache
 from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, RotatedDraft
 from specmatrix.matrix.zoo.recipes import DATA, RECIPES
 from specmatrix.matrix.zoo.registry import CHECKPOINTS, NAMES
+from specmatrix.matrix.zoo.transformers_net import DeepseekNet, HybridNet
 from tests.support.refusals import refusal
 
 MODELS = [name for name, recipe in RECIPES.items() if recipe.kind in ("target", "standalone")]

@@ -14,9 +14,9 @@ from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.models.loader import facts, load_nextn, load_target
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.zoo.checkpoint import named, new_net, read_net
-from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
 from specmatrix.matrix.zoo.net import attended, rope_table
 from specmatrix.matrix.zoo.recipes import RECIPES, Recipe
+from specmatrix.matrix.zoo.transformers_net import DeepseekNet
 from tests.support.random_drafts import random_weights, save
 
 BOUND = 1e-5  # of the largest value
