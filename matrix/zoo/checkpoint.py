@@ -9,22 +9,22 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from specmatrix.matrix.zoo.bundled_net import DeepseekNet, HybridNet
 from specmatrix.matrix.zoo.config_json import config_of
 from specmatrix.matrix.zoo.dflash2_net import Dflash2Net
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.dspark_net import DsparkNet
 from specmatrix.matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
-from specmatrix.matrix.zoo.net import CausalNet, DenseNet
+from specmatrix.matrix.zoo.net import CausalNet
 from specmatrix.matrix.zoo.recipes import Recipe, Shape
 from specmatrix.matrix.zoo.tokenizer import BOS_ID, EOS_ID
 from specmatrix.matrix.zoo.tokenizer import save as save_tokenizer
-from specmatrix.matrix.zoo.transformers_net import DeepseekNet, HybridNet, TransformersNet
 
 STORED: Final = torch.float16
 # The router's bias decides between close scores, so it stays in float32, as in DeepSeek's checkpoints.
 WIDE: Final = "e_score_correction_bias"
 GATE_UP: Final = ("gate_proj", "up_proj")
-# By `model_type`; the others are dense.
+# By `model_type`; the others have no MTP layers.
 NETS: Final[dict[str, Callable[[Shape], CausalNet]]] = {
     "deepseek_v3": DeepseekNet,
     "qwen3_next": HybridNet,
@@ -36,7 +36,7 @@ Draft = FeatureNet | EagleNet | DflashNet
 
 def new_net(recipe: Recipe) -> CausalNet:
     """An untrained target or standalone draft."""
-    return NETS.get(recipe.config["model_type"], DenseNet)(recipe.shape)
+    return NETS.get(recipe.config["model_type"], CausalNet)(recipe.shape)
 
 
 def new_draft(recipe: Recipe, target: CausalNet) -> Draft:
@@ -126,9 +126,8 @@ def read_net(folder: Path, recipe: Recipe, device: torch.device) -> CausalNet:
     net, state = new_net(recipe), _read(folder)
     if net.shape.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    if isinstance(net, TransformersNet):
-        for stem in [name.removesuffix("gate_proj") for name in state if name.endswith(".experts.gate_proj")]:
-            state[f"{stem}gate_up_proj"] = torch.cat([state.pop(stem + part) for part in GATE_UP], 1)
+    for stem in [name.removesuffix("gate_proj") for name in state if name.endswith(".experts.gate_proj")]:
+        state[f"{stem}gate_up_proj"] = torch.cat([state.pop(stem + part) for part in GATE_UP], 1)
     net.load_state_dict(state)
     return net.to(device).eval().requires_grad_(False)
 

@@ -5,14 +5,12 @@ from torch import Tensor
 
 from specmatrix.matrix.zoo.net import Cache, CausalNet
 from specmatrix.matrix.zoo.tokenizer import EOS_ID
-from specmatrix.matrix.zoo.transformers_net import TransformersNet
 
 
 @torch.inference_mode()
 def _block(model: CausalNet, prompts: Tensor, padding: Tensor, limit: int) -> list[list[int]]:
     """Greedy answers (EOS included when reached) for prompts [B, T] with padding [B] in front."""
-    cache = Cache(prompts.shape[1] + limit)
-    cache.padding = padding
+    cache = Cache(padding)
     tokens, made = prompts, []
     ended = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)
     for step in range(limit):
@@ -28,19 +26,15 @@ def _block(model: CausalNet, prompts: Tensor, padding: Tensor, limit: int) -> li
 
 
 def greedy(model: CausalNet, prompts: list[list[int]], limit: int, rows: int = 16384) -> list[list[int]]:
-    """Greedy answers in the order of the prompts. Only prompts of equal length are batched, except for hybrids, whose
-    prompts are padded in front."""
+    """Greedy answers in the order of the prompts, which are padded in front."""
     device = model.lm_head.weight.device
-    by_length: dict[int, list[int]] = {}
-    for index, prompt in sorted(enumerate(prompts), key=lambda each: len(each[1])):
-        by_length.setdefault(0 if isinstance(model, TransformersNet) else len(prompt), []).append(index)
     answers: list[list[int]] = [[]] * len(prompts)
-    for indices in by_length.values():
-        for start in range(0, len(indices), rows):
-            part = indices[start : start + rows]
-            padding = [len(prompts[part[-1]]) - len(prompts[index]) for index in part]
-            block = [[0] * front + prompts[index] for front, index in zip(padding, part, strict=True)]
-            made = _block(model, torch.tensor(block, device=device), torch.tensor(padding), limit)
-            for index, answer in zip(part, made, strict=True):
-                answers[index] = answer
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    for start in range(0, len(order), rows):
+        part = order[start : start + rows]
+        padding = [len(prompts[part[-1]]) - len(prompts[index]) for index in part]
+        block = [[0] * front + prompts[index] for front, index in zip(padding, part, strict=True)]
+        made = _block(model, torch.tensor(block, device=device), torch.tensor(padding), limit)
+        for index, answer in zip(part, made, strict=True):
+            answers[index] = answer
     return answers

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from specmatrix.matrix.zoo.heads import Attend
-from specmatrix.matrix.zoo.net import MLP, Attention, Layer, RMSNorm, Table, initialise
+from specmatrix.matrix.zoo.net import MLP, Attend, Attention, Layer, RMSNorm, Table, initialise
 from specmatrix.matrix.zoo.recipes import Shape
 
 

@@ -6,17 +6,14 @@ from the target's captured states at q, that of later steps is the previous step
 (training-time test of EAGLE-3, arXiv 2503.01840)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from specmatrix.matrix.zoo.net import CausalNet, Layer, Table, attended, rope_table, widened
+from specmatrix.matrix.zoo.net import Attend, CausalNet, Table, rope_table, widened
 from specmatrix.matrix.zoo.recipes import Shape
-
-# layer of the draft, q [B, H, T, D], k [B, Hkv, T, D], v [B, Hkv, T, Dv] -> [B, H, T, Dv]
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Head(Protocol):
@@ -47,9 +44,8 @@ class LanguageHead:
     def step(self, tokens: Tensor, hidden: Tensor, table: Table, attend: Attend) -> tuple[Tensor, Tensor]:
         """The unchanged `hidden`, and logits [B, T, V] for tokens [B, T]."""
         x = self.net.model.embed_tokens(tokens)
-        for index, layer in enumerate(self.net.model.layers):
-            assert isinstance(layer, Layer)
-            x = layer.onward(x, attend(index, *layer.self_attn.project(layer.input_layernorm(x), table)))
+        for layer in self.net.model.layers:
+            x = layer(x, position_embeddings=(table[0][None], table[1][None]), attend=attend)
         return hidden, self.net.lm_head(self.net.model.norm(x))
 
 
@@ -62,7 +58,8 @@ def mask_of(head: Head) -> tuple[int, Tensor] | None:
 def whole(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention over the whole sequence."""
     del index
-    return attended(q, k, v, 0)
+    k, v = widened(k, q.shape[1]), widened(v, q.shape[1])
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def unrolled_attention(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:

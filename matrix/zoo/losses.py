@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specmatrix.matrix.zoo.bundled_net import BundledNet
 from specmatrix.matrix.zoo.corpus import Batch
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.dspark_net import DsparkNet
 from specmatrix.matrix.zoo.heads import Head, rotated, unroll
 from specmatrix.matrix.zoo.net import FINAL, CausalNet
-from specmatrix.matrix.zoo.transformers_net import TransformersNet
 
 STEP_DECAY: Final = 0.9
 # Weight of the MTP layers' loss while the target itself is trained (DeepSeek-V3, section 4.2).
@@ -42,7 +42,7 @@ def language(net: CausalNet, batch: Batch, prompt_weight: float) -> Tensor:
     return cross_entropy(logits, batch.tokens[:, 1:], predicted(batch, 0, prompt_weight))
 
 
-def multi_token(net: TransformersNet, batch: Batch, prompt_weight: float) -> Tensor:
+def multi_token(net: BundledNet, batch: Batch, prompt_weight: float) -> Tensor:
     """Cross-entropy of the next token, plus that of later tokens predicted by the chain of MTP layers."""
     logits, final = net(batch.tokens, aux=(FINAL,))
     weight = predicted(batch, 0, prompt_weight)
@@ -103,7 +103,7 @@ def unrolled(
     return _ahead(unroll(head, batch.tokens, states, steps), goal, place, weight, states if resemble else None)
 
 
-def bundled(net: TransformersNet, batch: Batch, steps: int) -> Tensor:
+def bundled(net: BundledNet, batch: Batch, steps: int) -> Tensor:
     """Loss of both uses of MTP layers: the first one unrolled, and all of them as a chain."""
     with torch.no_grad():
         goal, final = net(batch.tokens, aux=(FINAL,))

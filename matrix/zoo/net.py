@@ -1,7 +1,9 @@
-"""Decoder models for training, with the parameter names of Hugging Face checkpoints (Llama and Qwen3 layouts)."""
+"""Language models for training, which are transformers' own, and the layers of drafts, with the parameter names of
+Hugging Face checkpoints (Llama and Qwen3 layouts). A model's experts are stacked, as transformers has them, and
+unstacked when the checkpoint is written."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,8 @@ from specmatrix.matrix.zoo.recipes import Shape
 FINAL: Final = -1
 
 Table = tuple[Tensor, Tensor]
+# layer, q [B, H, T, D], k [B, Hkv, T, D], v [B, Hkv, T, Dv] -> [B, H, T, Dv]
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 def rotary_dim(shape: Shape) -> int:
@@ -102,68 +106,20 @@ class MLP(nn.Module):
         return out
 
 
-class Cache:
-    """KV cache per layer [B, H, capacity, D] for rows of equal length. whole: a model's own cache in place of it, and
-    padding [B]: how many tokens in front of each row such a model must not see."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.length = 0
-        self.stored: dict[int, tuple[Tensor, Tensor]] = {}
-        self.whole: object = None
-        self.padding = torch.zeros(1, dtype=torch.int64)
-
-    def extend(self, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append k and v of layer `index` after `length`; return all keys and values of that layer."""
-        end = self.length + k.shape[2]
-        if index not in self.stored:
-            # Takes the dtype of the prefill's k and v.
-            sizes = [(*x.shape[:2], self.capacity, x.shape[3]) for x in (k, v)]
-            self.stored[index] = (k.new_empty(sizes[0]), v.new_empty(sizes[1]))
-        for kept, new in zip(self.stored[index], (k, v), strict=True):
-            kept[:, :, self.length : end] = new
-        keys, values = self.stored[index]
-        return keys[:, :, :end], values[:, :, :end]
-
-
 def widened(x: Tensor, heads: int) -> Tensor:
     """x [B, Hkv, T, D] with each head repeated for the query heads of its group."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-    """Causal attention [B, H, T, Dv]; q are the last T positions. `window`: sliding window in tokens, 0 for none."""
-    length, total = q.shape[2], k.shape[2]
-    if length == 1:
-        if window:
-            k, v = k[:, :, -window:], v[:, :, -window:]
-        # With one query per head, a group's heads become the queries of its KV head, so that no key is repeated.
-        grouped = q.reshape(len(q), k.shape[1], -1, q.shape[3])
-        return F.scaled_dot_product_attention(grouped, k, v).reshape(len(q), -1, 1, v.shape[3])
-    k, v = widened(k, q.shape[1]), widened(v, q.shape[1])
-    if length == total and not (window and window < total):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    behind = torch.arange(total - length, total, device=q.device)[:, None] - torch.arange(total, device=q.device)
-    seen = (behind >= 0) & (behind < (window or total))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-
-
 class Layer(nn.Module):
-    """One decoder layer. `window`: sliding window in tokens, the query's own included; 0 for none."""
+    """One decoder layer of a draft."""
 
-    def __init__(self, shape: Shape, attention: Attention, mlp: nn.Module, window: int = 0) -> None:
+    def __init__(self, shape: Shape, attention: Attention, mlp: nn.Module) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.self_attn = attention
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = mlp
-        self.window = window
-
-    def forward(self, x: Tensor, table: Table, cache: Cache | None, index: int) -> Tensor:
-        q, k, v = self.self_attn.project(self.input_layernorm(x), table)
-        if cache is not None:
-            k, v = cache.extend(index, k, v)
-        return self.onward(x, attended(q, k, v, self.window))
 
     def onward(self, x: Tensor, heads: Tensor) -> Tensor:
         """x [B, T, H] behind this layer, from what its attention's heads [B, H, T, Dv] found."""
@@ -172,27 +128,74 @@ class Layer(nn.Module):
         return out
 
 
-class Body(nn.Module):
-    """Embedding, layers and final norm."""
+class Cache:
+    """transformers' KV cache of a model, and padding [B]: how many tokens in front of each row it must not see."""
 
-    def __init__(self, shape: Shape, layers: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        self.layers = nn.ModuleList(layers)
-        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+    def __init__(self, padding: Tensor | None = None) -> None:
+        self.length = 0
+        self.whole: object = None
+        self.padding = torch.zeros(1, dtype=torch.int64) if padding is None else padding
+
+
+def _given(own: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, attend: Attend | None = None, **how: Any) -> Any:  # noqa: ANN401 - transformers
+    """Attention by the caller's `attend`, if there is one, in the form of transformers' attention functions."""
+    if attend is not None:
+        return attend(own.layer_idx, q, k, v).transpose(1, 2), None
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    return sdpa_attention_forward(own, q, k, v, mask, **how)
+
+
+def _dense_experts(own: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:  # noqa: ANN401 - transformers
+    """Every expert for every token, [T, H] to [T, H]: transformers' eager form waits for the device at each expert, its
+    default, a grouped product, needs strides that small models lack."""
+    share = torch.zeros(len(hidden), own.num_experts, dtype=weights.dtype, device=hidden.device)
+    gate, up = torch.einsum("th,eih->tei", hidden, own.gate_up_proj).chunk(2, -1)
+    inner = own.act_fn(gate) * up * share.scatter(1, chosen, weights)[..., None]
+    made: Tensor = inner.flatten(1) @ own.down_proj.transpose(1, 2).flatten(0, 1)
+    return made
 
 
 class CausalNet(nn.Module):
-    """A language model of `depth` layers."""
+    """A language model: transformers' own, and the parts that these omit."""
 
-    def __init__(self, shape: Shape, layers: Sequence[nn.Module]) -> None:
+    def __init__(self, shape: Shape) -> None:
+        from transformers import CONFIG_MAPPING, MODEL_MAPPING, AttentionInterface, AttentionMaskInterface
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+        from transformers.masking_utils import sdpa_mask
+
+        AttentionInterface.register("given", _given)
+        AttentionMaskInterface.register("given", sdpa_mask)
+        ALL_EXPERTS_FUNCTIONS.register("dense", _dense_experts)
         super().__init__()
         self.shape, self.depth, self.hidden = shape, shape.num_hidden_layers, shape.hidden_size
-        self.model = Body(shape, layers)
+        # Without the padding token, as training pads rows with it and also learns it as the end of an answer.
+        fields = {name: value for name, value in vars(shape).items() if name not in ("pad_token_id", "torch_dtype")}
+        made: Any = CONFIG_MAPPING[shape.model_type]
+        self.config: Any = made(**fields, attn_implementation="given", experts_implementation="dense")
+        model: Any = MODEL_MAPPING[type(self.config)]
+        self.model: Any = model(self.config)
         self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        self.add_prediction()
         initialise(self)
         if shape.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
+
+    def add_prediction(self) -> None:
+        """Add the MTP layers, if it has any."""
+
+    def layer(self, index: int) -> Any:  # noqa: ANN401 - transformers
+        """A new decoder layer, like the model's at `index`."""
+        return type(self.model.layers[0])(self.config, index)
+
+    def norm(self) -> nn.Module:
+        """A new norm of hidden states."""
+        made: nn.Module = type(self.model.norm)(self.hidden, eps=self.shape.rms_norm_eps)
+        return made
+
+    def joint(self) -> nn.Linear:
+        """A new projection of embedding and state together."""
+        return nn.Linear(2 * self.hidden, self.hidden, bias=False)
 
     def forward(
         self, tokens: Tensor, cache: Cache | None = None, aux: tuple[int, ...] = ()
@@ -201,36 +204,25 @@ class CausalNet(nn.Module):
 
         FINAL in `aux` is the state after the final norm.
         """
-        start = 0 if cache is None else cache.length
-        table = rope_table(self.shape, torch.arange(start, start + tokens.shape[1], device=tokens.device))
-        x = self.model.embed_tokens(tokens)
-        kept: dict[int, Tensor] = {}
-        for index, layer in enumerate(self.model.layers):
-            x = layer(x, table, cache, index)
-            kept[index] = x
+        if cache is not None and cache.whole is None:
+            from transformers import DynamicCache
+
+            cache.whole = DynamicCache(config=self.config)
+        past = None if cache is None else cache.whole
+        padded: dict[str, Tensor] = {}
         if cache is not None:
-            cache.length += tokens.shape[1]
-        kept[FINAL] = final = self.model.norm(x)
-        captured = torch.cat([kept[index] for index in aux], -1) if aux else None
-        return self.lm_head(final), captured
-
-
-class DenseNet(CausalNet):
-    """The layouts of LlamaForCausalLM and, with normed queries and keys, Qwen3ForCausalLM."""
-
-    def __init__(self, shape: Shape) -> None:
-        kinds = getattr(shape, "layer_types", ["sliding_attention"] * shape.num_hidden_layers)
-        window = getattr(shape, "sliding_window", None) or 0
-        layers = [
-            Layer(
-                shape,
-                Attention(shape, shape.hidden_size),
-                MLP(shape.hidden_size, shape.intermediate_size),
-                window if kind == "sliding_attention" else 0,
+            end = cache.length + tokens.shape[1]
+            place = (
+                torch.arange(end, device=tokens.device) - cache.padding.to(tokens.device).expand(len(tokens))[:, None]
             )
-            for kind in kinds
-        ]
-        super().__init__(shape, layers)
+            padded = {"attention_mask": (place >= 0).long(), "position_ids": place[:, cache.length :].clamp(min=0)}
+            cache.length = end
+        made: Any = self.model(
+            input_ids=tokens, past_key_values=past, use_cache=past is not None, output_hidden_states=bool(aux), **padded
+        )
+        final = made.last_hidden_state
+        kept = [final if index == FINAL else made.hidden_states[index + 1] for index in aux]
+        return self.lm_head(final), torch.cat(kept, -1) if aux else None
 
 
 def initialise(module: nn.Module) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from specmatrix.matrix.cells.cell import DRAFTS as ZOO_DRAFTS
 from specmatrix.matrix.cells.cell import MODELS
 from specmatrix.matrix.zoo import checkpoint
+from specmatrix.matrix.zoo.bundled_net import BundledNet
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.dspark_net import DsparkNet
 from specmatrix.matrix.zoo.evaluate import captured_layers
@@ -21,7 +22,6 @@ from specmatrix.matrix.zoo.heads import Head, LanguageHead, mask_of, whole
 from specmatrix.matrix.zoo.net import CausalNet, rope_table
 from specmatrix.matrix.zoo.recipes import RECIPES
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
-from specmatrix.matrix.zoo.transformers_net import TransformersNet
 
 TokenPath = tuple[int, ...]
 Shape = tuple[int, int, int]  # steps, topk, draft tokens
@@ -200,7 +200,7 @@ class Drafts:
         captured = target(torch.tensor([tokens]), aux=captured_layers(self.recipes[algorithm]))[1]
         assert captured is not None
         if found is None:
-            assert isinstance(target, TransformersNet)
+            assert isinstance(target, BundledNet)
             heads = target.bundled()
             if len(heads) > 1 and key_of(algorithm, shape)[1]:
                 return RotatedDraft(heads, tokens, captured[0])

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from specmatrix.matrix.zoo import checkpoint, losses
+from specmatrix.matrix.zoo.bundled_net import BundledNet
 from specmatrix.matrix.zoo.card import Card, Score
 from specmatrix.matrix.zoo.corpus import Batch, Buckets, Sequences, training_sequences
 from specmatrix.matrix.zoo.decode import greedy
@@ -28,7 +29,6 @@ from specmatrix.matrix.zoo.net import CausalNet
 from specmatrix.matrix.zoo.recipes import DATA, RECIPES, SMOKE_DATA, Data, Fit, Recipe, smoke
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
 from specmatrix.matrix.zoo.tokenizer import BOS_ID, EOS_ID
-from specmatrix.matrix.zoo.transformers_net import TransformersNet
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def train_target(plan: TrainingPlan, recipe: Recipe, sequences: Sequences, own: 
     net = checkpoint.new_net(recipe).to(plan.device).train()
 
     def loss_of(batch: Batch) -> Tensor:
-        if isinstance(net, TransformersNet):
+        if isinstance(net, BundledNet):
             return losses.multi_token(net, batch, recipe.fit.prompt_weight)
         return losses.language(net, batch, recipe.fit.prompt_weight)
 
@@ -179,14 +179,14 @@ def train_target(plan: TrainingPlan, recipe: Recipe, sequences: Sequences, own: 
     stored = checkpoint.read_net(folder, recipe, plan.device)
     answers = None
     if own is not None:
-        assert isinstance(stored, TransformersNet)
+        assert isinstance(stored, BundledNet)
         answers = train_bundled(plan, recipe, stored, own)
     tokenizer = Tokenizer.from_str(plan.tokenizer_json())
     _finish(plan, recipe, net, done, target_accuracy(stored, tokenizer, plan.data, recipe.form))
     return answers
 
 
-def train_bundled(plan: TrainingPlan, recipe: Recipe, net: TransformersNet, made: Sequences) -> Sequences:
+def train_bundled(plan: TrainingPlan, recipe: Recipe, net: BundledNet, made: Sequences) -> Sequences:
     """Train the MTP layers of a stored target on its own answers, with the model frozen; save it again. The answers."""
     assert recipe.bundled_fit is not None
     layers = net.prediction.requires_grad_(True).train()

@@ -9,6 +9,7 @@ from specmatrix.engine.models.config import read_raw
 from specmatrix.engine.models.loader import facts
 from specmatrix.matrix.cells.model_facts import model_facts
 from specmatrix.matrix.zoo import card
+from specmatrix.matrix.zoo.bundled_net import DeepseekNet, HybridNet
 from specmatrix.matrix.zoo.checkpoint import read_net
 from specmatrix.matrix.zoo.config_json import config_of
 from specmatrix.matrix.zoo.decode import greedy
@@ -17,7 +18,6 @@ from specmatrix.matrix.zoo.net import FINAL, Cache
 from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, RotatedDraft
 from specmatrix.matrix.zoo.recipes import DATA, RECIPES
 from specmatrix.matrix.zoo.registry import CHECKPOINTS, NAMES
-from specmatrix.matrix.zoo.transformers_net import DeepseekNet, HybridNet
 from tests.support.refusals import refusal
 
 MODELS = [name for name, recipe in RECIPES.items() if recipe.kind in ("target", "standalone")]
@@ -97,7 +97,7 @@ def test_decoding_with_a_cache_is_decoding_without(name):
     net = read_net(CHECKPOINTS / name, RECIPES[name], torch.device("cpu"))
     tokens = torch.randint(2, 768, (2, 70), generator=torch.Generator().manual_seed(3))
     whole, _ = net(tokens)
-    cache = Cache(70)
+    cache = Cache()
     parts = [net(tokens[:, :50], cache)[0], *(net(tokens[:, i : i + 1], cache)[0] for i in range(50, 70))]
     hybrid = isinstance(net, HybridNet)  # transformers' chunks and its recurrence are two sums
     assert (torch.cat(parts, 1) - whole).abs().max() < (3e-3 if hybrid else 1e-4)

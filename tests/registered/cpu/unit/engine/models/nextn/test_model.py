@@ -13,10 +13,11 @@ from specmatrix.engine.core.config.asked import DraftFacts
 from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.models.loader import facts, load_nextn, load_target
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.zoo import heads
+from specmatrix.matrix.zoo.bundled_net import DeepseekNet
 from specmatrix.matrix.zoo.checkpoint import named, new_net, read_net
-from specmatrix.matrix.zoo.net import attended, rope_table
+from specmatrix.matrix.zoo.net import rope_table
 from specmatrix.matrix.zoo.recipes import RECIPES, Recipe
-from specmatrix.matrix.zoo.transformers_net import DeepseekNet
 from tests.support.random_drafts import random_weights, save
 
 BOUND = 1e-5  # of the largest value
@@ -73,7 +74,7 @@ def test_a_layer_is_its_formula(folder, paged, index, deterministic):
 
     def whole(tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         table = rope_table(head.shape, torch.arange(len(tokens)))
-        state, logits = head.step(tokens[None], states[None], table, lambda _, q, k, v: attended(q, k, v, 0))
+        state, logits = head.step(tokens[None], states[None], table, heads.whole)
         return state[0], logits[0]
 
     theirs, _ = whole(TOKENS[1:20], states[:19])
