@@ -202,7 +202,7 @@ class CausalNet(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Logits [B, T, V] for tokens [B, T], and concatenated outputs of the layers in `aux` [B, T, len(aux)*H].
 
-        FINAL in `aux` is the state after the final norm.
+        FINAL in `aux` is the state after the final norm; the state before it cannot be had.
         """
         if cache is not None and cache.whole is None:
             from transformers import DynamicCache
