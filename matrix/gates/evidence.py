@@ -95,6 +95,11 @@ def _moves(cell: Cell, run: Run) -> bool:
     return cell.adapts and (cell.adaptive, cell.batch, cell.slots) == ("tiers", "ramp", "auto")
 
 
+def _rests(cell: Cell, run: Run) -> bool:
+    """And no graph pads small batches, whose better rounds would count for the slot that may draft nothing."""
+    return _moves(cell, run) and not run.resolved["cuda_graph_max_bs"]
+
+
 def _leaves_depth(cell: Cell, run: Run) -> bool:
     """The slot for the largest batches has its own depth."""
     return cell.adapts and cell.adaptive == "table" and (cell.batch, cell.slots) == ("ramp", "auto")
@@ -358,7 +363,7 @@ EVIDENCE: Final[tuple[Evidence, ...]] = (
     Evidence("adaptive.activated", True, "the adaptive controller must choose each round's depth", _adapts),
     Evidence("adaptive.switched_up", True, "high acceptance must increase the depth", _moves),
     Evidence("adaptive.switched_down", True, "low acceptance must decrease the depth", _moves),
-    Evidence("adaptive.undrafted", True, "a slot that may draft nothing must do so", _moves),
+    Evidence("adaptive.undrafted", True, "a slot that may draft nothing must do so", _rests),
     Evidence("adaptive.undrafted", False, "every candidate drafts", lambda cell, run: not _may_rest(run)),
     Evidence("adaptive.batch_switch", True, "a change of batch size must change the depth", _moves),
     Evidence("adaptive.batch_switch", True, "a change of batch size must change the depth", _leaves_depth),

@@ -254,3 +254,11 @@ def test_two_requests_decode_together_where_their_windows_fit(measured, memory, 
     run = replace(run, resolved={**run.resolved, **told})
     cell = Cell.from_id("eagle3.s3.v2.mixed_lengths")._replace(memory=memory)
     assert row_of("decode.batched").when(cell, run) == fit
+
+
+def test_a_slot_may_go_on_drafting_where_graphs_pad_smaller_batches_to_its_size():
+    cell = Cell.from_id("eagle3.tiers.ramp.length")
+    run = run_of(cell)
+    for largest, due in ((0, True), (32, False)):
+        told = replace(run, resolved={**run.resolved, "cuda_graph_max_bs": largest})
+        assert row_of("adaptive.undrafted").when(cell, told) is due
