@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from json import dumps
 from pathlib import Path
@@ -41,6 +42,12 @@ _PLACE: Final = re.compile(r'(File "(\w+(?:/\w+)*\.py)", line (\d+))')
 def html(template: str, **values: object) -> str:
     """A page as one self-contained HTML file."""
     return _html().get_template(template).render(values)
+
+
+def macro(template: str, name: str) -> Callable[..., str]:
+    """A macro of an HTML template."""
+    made: Callable[..., str] = getattr(_html().get_template(template).module, name)
+    return made
 
 
 def markdown(template: str, **values: object) -> str:

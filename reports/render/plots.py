@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import Final, TypeAlias
+from typing import Final
 
 from specmatrix.reports.effective import effective
 from specmatrix.reports.lengths import length_interval, number, positive
+from specmatrix.reports.render.markup import macro
 from specmatrix.reports.schema import CellResult, GateResult
 from specmatrix.reports.stats import paired_difference
 from specmatrix.reports.wording import count, shorten
-
-Scale: TypeAlias = Callable[[float], float]
 
 WIDTH: Final = 644
 MAX_LABEL: Final = 46
@@ -66,22 +64,11 @@ def strip_plot(
     def x(value: float) -> float:
         return left + (right - left) * (value - low) / (high - low)
 
-    parts = []
-    if band is not None:
-        place = f'x="{x(band[0]):.1f}" y="{HEAD}" width="{x(band[1]) - x(band[0]):.1f}" height="{height - 24 - HEAD}"'
-        parts.append(f'<rect class="band" {place}/>')
-    parts += [_line("grid", x(tick), HEAD, x(tick), height - 24) for tick in ticks]
-    parts += [_text("tick", x(tick), height - 8, f"{tick:g}{unit}", "middle") for tick in ticks]
-    if zero is not None:
-        parts.append(_line("zero", x(zero), HEAD - 6, x(zero), height - 24))
-    for index, (row, label) in enumerate(zip(rows, labels, strict=True)):
-        middle = HEAD + ROW_HEIGHT * (index + 0.5)
-        parts.append(_text("label", left - 12, middle + 4, label, "end"))
-        if row.note:
-            parts.append(_text("note", right + 12, middle + 4, row.note, "start"))
-        parts += _points(row, middle, x)
-    label = f"interval plot of {count(len(rows), 'row')}"
-    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}" class="plot">{"".join(parts)}</svg>'
+    drawn = [
+        (label, row.note, middle := HEAD + ROW_HEIGHT * (index + 0.5), _spread(row, middle))
+        for index, (row, label) in enumerate(zip(rows, labels, strict=True))
+    ]
+    return macro("plots.svg.j2", "strip")(drawn, x, left, right, WIDTH, HEAD, height, ticks, unit, zero, band)
 
 
 def glyph(point: Point, low: float, high: float, reference: float | None) -> str:
@@ -91,27 +78,17 @@ def glyph(point: Point, low: float, high: float, reference: float | None) -> str
     def x(value: float) -> float:
         return 4 + 72 * min(1.0, max(0.0, (value - low) / span))
 
-    tick = "" if reference is None else _line("reference", x(reference), 2, x(reference), 14)
-    bar = _line(f"bar {point.tone}", x(point.low), 8, x(point.high), 8)
-    dot = f'<circle class="dot {point.tone}" cx="{x(point.value):.1f}" cy="8" r="3"/>'
-    return f'<svg viewBox="0 0 80 16" class="glyph">{tick}{bar}{dot}</svg>'
+    return macro("plots.svg.j2", "glyph")(point, x, reference)
 
 
-def _points(row: Row, middle: float, x: Scale) -> list[str]:
+def _spread(row: Row, middle: float) -> list[tuple[Point, float]]:
+    """A row's points and their heights, the failing ones last."""
     points = sorted(row.points, key=lambda point: (point.tone == "bad", point.value))
     if len(points) > MAX_POINTS:
         every = math.ceil(len(points) / MAX_POINTS)
         points = [point for i, point in enumerate(points) if point.tone == "bad" or i % every == 0]
-    offset = min(3.0, 16 / max(1, len(points) - 1)) if len(points) > 1 else 0.0
-    parts = []
-    for index, point in enumerate(points):
-        at = middle + offset * (index - (len(points) - 1) / 2)
-        parts.append(
-            f'<g class="point {point.tone}"><title>{escape(point.title)}</title>'
-            + _line("bar", x(point.low), at, x(point.high), at)
-            + f'<circle class="dot" cx="{x(point.value):.1f}" cy="{at:.1f}" r="3.4"/></g>'
-        )
-    return parts
+    offset = min(3.0, 16 / max(1, len(points) - 1))
+    return [(point, middle + offset * (index - (len(points) - 1) / 2)) for index, point in enumerate(points)]
 
 
 def _scale(rows: Sequence[Row], also: Sequence[float], most: float) -> tuple[float, float, list[float]]:
@@ -129,14 +106,6 @@ def _round_step(rough: float) -> float:
     """The next larger 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
-
-
-def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
-    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
-
-
-def _text(kind: str, x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def shape(cell: CellResult) -> str:
