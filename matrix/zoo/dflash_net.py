@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specmatrix.matrix.zoo.eagle_net import Shared, plain_layer
+from specmatrix.matrix.zoo.eagle_net import Shared
 from specmatrix.matrix.zoo.net import Layer, RMSNorm, Table, initialise, rope_table, rotate, widened
 from specmatrix.matrix.zoo.recipes import Shape
 
@@ -23,7 +23,7 @@ class DflashNet(nn.Module):
         self.shape, self.block, self.mask_id, self.shared = shape, block, mask_id, shared
         self.fc = nn.Linear(captured_width, shape.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.layers = nn.ModuleList(plain_layer(shape) for _ in range(shape.num_hidden_layers))
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_hidden_layers))
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         initialise(self)
 

@@ -3,13 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from specmatrix.matrix.zoo.net import MLP, Attend, Attention, Layer, RMSNorm, Table, initialise
+from specmatrix.matrix.zoo.net import Attend, Layer, RMSNorm, Table, initialise
 from specmatrix.matrix.zoo.recipes import Shape
-
-
-def plain_layer(shape: Shape) -> Layer:
-    """An ordinary decoder layer."""
-    return Layer(shape, Attention(shape, shape.hidden_size), MLP(shape.hidden_size, shape.intermediate_size))
 
 
 class Shared:
@@ -28,7 +23,7 @@ class FeatureNet(nn.Module):
         self.shape = shape
         self.shared = shared
         self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=False)
-        self.layers = nn.ModuleList([plain_layer(shape)])
+        self.layers = nn.ModuleList([Layer(shape)])
         del self.layers[0].input_layernorm  # EAGLE's first layer has none
         initialise(self)
 
@@ -50,8 +45,7 @@ class MidLayer(Layer):
     """The first layer of EAGLE3; attention reads the normed embedding and normed hidden state concatenated."""
 
     def __init__(self, shape: Shape) -> None:
-        mlp = MLP(shape.hidden_size, shape.intermediate_size)
-        super().__init__(shape, Attention(shape, 2 * shape.hidden_size), mlp)
+        super().__init__(shape, 2 * shape.hidden_size)
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
 
@@ -77,7 +71,7 @@ class EagleNet(nn.Module):
         self.midlayer = MidLayer(shape)
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         if shape.num_hidden_layers > 1:
-            self.layers = nn.ModuleDict({str(index): plain_layer(shape) for index in range(1, shape.num_hidden_layers)})
+            self.layers = nn.ModuleDict({str(index): Layer(shape) for index in range(1, shape.num_hidden_layers)})
         if shared is None:
             self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
             self.lm_head = nn.Linear(shape.hidden_size, draft_vocab, bias=False)

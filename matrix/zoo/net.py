@@ -112,14 +112,14 @@ def widened(x: Tensor, heads: int) -> Tensor:
 
 
 class Layer(nn.Module):
-    """One decoder layer of a draft."""
+    """One decoder layer of a draft; `width`: that of its attention's input, by default the hidden width."""
 
-    def __init__(self, shape: Shape, attention: Attention, mlp: nn.Module) -> None:
+    def __init__(self, shape: Shape, width: int | None = None) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.self_attn = attention
+        self.self_attn = Attention(shape, width or shape.hidden_size)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.mlp = mlp
+        self.mlp = MLP(shape.hidden_size, shape.intermediate_size)
 
     def onward(self, x: Tensor, heads: Tensor) -> Tensor:
         """x [B, T, H] behind this layer, from what its attention's heads [B, H, T, Dv] found."""
