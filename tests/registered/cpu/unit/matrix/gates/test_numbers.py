@@ -23,7 +23,7 @@ ledger: leaked overwritten pages stamps verbs watched wrong_stamps |
 schedule: budgets computed dropped evicted forwards needless overlapped peak_pages read retracted reused steps |
 leaks: counts left sent |
 session: apart attempts sessions |
-adaptive: by_batch deviation down observations replayed rounds slots up widths |
+adaptive: by_batch deviation down held observations replayed rounds slots up widths |
 lossless: divergent first_divergence past_ties proving score_nats scored tied_at ties tokens | oracle_nats
   oracle_tokens prompt_nats rule_nats ruled_tokens scored_prompts
 grammar: accepted begun changed complete ended_inside forbade illegal mixed rejected tokens unreadable |
