@@ -34,7 +34,7 @@ def test_the_committed_lock_is_complete():
 
 def test_stages_keep_their_budgets_and_touch_every_value():
     own = {stage: len(cells) for stage, cells in read().cells.items()}
-    assert own["smoke"] <= 35 and 55 <= own["pr"] <= 297 and 250 <= own["nightly"] <= 1401
+    assert own["smoke"] <= 35 and 55 <= own["pr"] <= 296 and 250 <= own["nightly"] <= 1402
     cells, every = stage_cells("pr"), {(axis.name, name) for axis in AXES for name in axis.names}
     # A flat file is always rewritten, so its cells are negative ones.
     smoke = {(axis.name, getattr(cell, axis.name)) for cell in stage_cells("smoke") for axis in AXES}
