@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
+from specmatrix.engine.build import _steps
 from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.errors import RequestError
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.model_facts import zoo_facts
 from tools.simulation.toy import reference, request, toy_loop
 
 
@@ -83,3 +91,15 @@ def test_a_request_that_fits_only_a_narrower_round_is_refused():
     loop = toy_loop(lag=1, page_size=4, pages=4, slots=EAGER, width=2)
     with pytest.raises(RequestError, match=r"prompt plus max_new_tokens \(3\) and 16 speculative positions do not fit"):
         loop.add(request(1, [1], SamplingParams(max_new_tokens=2)))
+
+
+@pytest.mark.parametrize(("largest", "slot"), [(0, 4), (8, 8), (4, 4)])
+def test_an_engines_graphs_pad_a_batch_before_it_has_a_slot(largest, slot):
+    cell = Cell.from_id("eagle3.table.v2.ramp.length")
+    found = resolve(cell.config(), zoo_facts(cell))
+    bounds = tuple(replace(one, batch_from=size) for one, size in zip(found.adaptive_slots, (1, 4, 8, 64), strict=True))
+    started = replace(found, adaptive_slots=bounds, cuda_graph_max_bs=largest)
+    steps = _steps(started, SimpleNamespace(), Counters())
+    steps.activate(5)
+    steps.observe(5, 2, [1] * 5)
+    assert steps.trace[-1].slot == slot
