@@ -29,12 +29,14 @@ class Selector:
 
     may: for a prefix of axis values, false only if it rules out every cell with that prefix. must: true only if it
     selects every such cell. ids: cells, each of which it selects by its id alone or as one of several alternatives.
+    axes: the only ones that it reads, in their order.
     """
 
     picks: Predicate
     may: Predicate
     must: Predicate
     ids: tuple[Cell, ...] = ()
+    axes: tuple[str, ...] = ()
 
     def __call__(self, cell: Cell) -> bool:
         """True if the cell is selected."""
@@ -98,7 +100,7 @@ def _cell(word: str) -> Selector:
         if not nearest(word, MEANINGS):
             raise ConfigError(f"{shown(word)} is neither a cell id nor a selector; {HELP}")
     wanted = Cell.from_id(word)
-    return Selector(lambda cell: cell == wanted, lambda known: wanted[: len(known)] == known, _never, (wanted,))
+    return Selector(lambda cell: cell == wanted, lambda known: wanted[: len(known)] == known, _never, (wanted,), NAMES)
 
 
 def _within(name: str, values: frozenset[str]) -> Selector:
@@ -107,6 +109,7 @@ def _within(name: str, values: frozenset[str]) -> Selector:
         lambda cell: cell[index] in values,
         lambda known: index >= len(known) or known[index] in values,
         lambda known: index < len(known) and known[index] in values,
+        axes=(name,),
     )
 
 
@@ -116,11 +119,13 @@ def _joined(combine: Callable[[Iterable[bool]], bool], parts: Sequence[Selector]
 
     mays, musts = [part.may for part in parts], [part.must for part in parts]
     ids = tuple(cell for part in parts for cell in part.ids) if combine is any else ()
-    return Selector(over([part.picks for part in parts]), over(mays), over(musts), ids)
+    named = {name for part in parts for name in part.axes}
+    axes = tuple(name for name in NAMES if name in named)
+    return Selector(over([part.picks for part in parts]), over(mays), over(musts), ids, axes)
 
 
 def _negated(inner: Selector) -> Selector:
-    return Selector(_flipped(inner.picks), _flipped(inner.must), _flipped(inner.may))
+    return Selector(_flipped(inner.picks), _flipped(inner.must), _flipped(inner.may), axes=inner.axes)
 
 
 def _flipped(inner: Predicate) -> Predicate:

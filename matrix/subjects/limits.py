@@ -1,9 +1,12 @@
-"""What a subject cannot run, by axis values alone: data from which its own cells are chosen."""
+"""What a subject cannot run, by axis values alone: data from which its own cells are chosen. Imports the standard
+library only, as `protocol`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from functools import cache
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -23,10 +26,22 @@ class AxisLimit(NamedTuple):
     forbids: Callable[[Cell], bool]
 
 
-def no_drafters(reasons: Mapping[str, str]) -> Iterator[AxisLimit]:
-    """Limits to other algorithms than those in `reasons`."""
-    for name, why in reasons.items():
-        yield AxisLimit(why, ("algorithm",), lambda cell, name=name: cell.algorithm == name)  # type: ignore[misc]
+@cache
+def reasons(name: str) -> Mapping[str, str]:
+    """Selectors of cells that a subject cannot run, each with the reason, from the part `name` of limits.yaml."""
+    import msgspec
+
+    table = msgspec.yaml.decode(Path(__file__).with_suffix(".yaml").read_bytes(), type=dict[str, dict[str, str]])
+    return table[name]
+
+
+@cache
+def declared(name: str) -> tuple[AxisLimit, ...]:
+    """The limits of `reasons`."""
+    from specmatrix.matrix.cells.selector import parse_selector
+
+    found = ((why, parse_selector(cells)) for cells, why in reasons(name).items())
+    return tuple(AxisLimit(why, selector.axes, selector) for why, selector in found)
 
 
 def obstacle(cell: Cell, limits: Iterable[AxisLimit], reasons: Iterable[str]) -> str:
@@ -53,17 +68,11 @@ def chain_depth(cell: Cell, auto: Mapping[str, int] = AUTO_DEPTHS) -> int:
     return auto.get(cell.algorithm, AUTO_DEPTH)
 
 
-def defaults_only(reasons: Mapping[str, str]) -> Iterator[AxisLimit]:
-    """Limits of each axis in `reasons` to its default."""
-    for name, why in reasons.items():
-        yield AxisLimit(why, (name,), lambda cell, name=name: getattr(cell, name) != cell._field_defaults[name])  # type: ignore[misc]
-
-
-def chains_only(topk: str, sizes: str) -> Iterator[AxisLimit]:
-    """Limits of drafts to chains, all of whose tokens are verified."""
-    yield AxisLimit(topk, ("topk",), lambda cell: cell.topk not in ("auto", "1"))
+def chains_only(engine: str) -> Iterator[AxisLimit]:
+    """Limits of an engine's drafts to chains, all of whose tokens are verified."""
+    yield AxisLimit(f"{engine} drafts chains only", ("topk",), lambda cell: cell.topk not in ("auto", "1"))
     yield AxisLimit(
-        sizes,
+        f"{engine} verifies all drafts of a chain, so draft_tokens must be steps + 1",
         ("steps", "draft_tokens"),
         lambda cell: "auto" not in (cell.steps, cell.draft_tokens) and int(cell.draft_tokens) != int(cell.steps) + 1,
     )

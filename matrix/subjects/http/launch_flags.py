@@ -14,6 +14,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import START_AXES, axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS
+from specmatrix.matrix.subjects.limits import declared, reasons
 from specmatrix.matrix.workloads.request import RequestSpec
 
 NO_MASKS: Final = {"device": "cpu", "grammar_backend": "xgrammar"}
@@ -31,18 +32,7 @@ SAME: Final = {"NEXTN": ("NEXTN", "EAGLE"), "float32": ("float32", "float")}
 NO_V1: Final = "the server has no v1: with `disable_overlap_schedule` it runs v2 synchronously"
 # The first version of SGLang without v1.
 V2_ONLY: Final = Version("0.5.13")
-ADAPTIVE: Final = "the server does not report the table of its adaptive steps"
-MIXED: Final = "a server does not report which tokens its mixed steps (enable_mixed_chunk) emitted between rounds"
-# Axes of which a server reports no value: only the default is supported, for the reason given.
-UNREPORTED: Final = {
-    "adaptive": ADAPTIVE,
-    "numerics": "a server has kernels of its own for each precision, which `numerics` does not name",
-    "acceptance": "cells of a server have the acceptance rule that it was started with, which its profile states",
-    "verify": "a server does not report how many drafts each of its rounds verified",
-    "mixed_chunk": MIXED,
-    "constrained_drafts": "a server does not report whether its drafts follow grammars",
-    "drafting": "a server does not report how its drafts are computed",
-}
+REASONS: Final = reasons("server")
 # Constraints that rule out a start, whatever its requests.
 START_RULES: Final = tuple(
     rule for rule in CONSTRAINTS if rule.kind != "rewritten" and {*START_AXES}.issuperset(rule.axes)
@@ -96,16 +86,16 @@ def mismatches(cell: Cell, running: Mapping[str, Any]) -> Iterator[str]:
         yield f"the server runs chunked_prefill_size {chunk}, which splits prompts"
     yield from unreported(cell)
     if cell.adaptive == "off" and running.get("speculative_adaptive"):
-        yield ADAPTIVE
+        yield REASONS["adaptive!=off"]
     if cell.mixed_chunk == "off" and running.get("enable_mixed_chunk"):
-        yield MIXED
+        yield REASONS["mixed_chunk!=off"]
     if cell.spec_version == "v1" and not has_v1(running):
         yield NO_V1
 
 
 def unreported(cell: Cell) -> Iterator[str]:
     """A sentence for each value of the cell's axes that no server reports."""
-    yield from (why for name, why in UNREPORTED.items() if cell.values[name] != axis(name).default)
+    yield from (limit.why for limit in declared("server") if limit.forbids(cell))
 
 
 def running_start(running: Mapping[str, Any]) -> Cell:

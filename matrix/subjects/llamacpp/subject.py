@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from specmatrix.matrix.cells.cell import HYBRIDS, Cell
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.environment import LLAMACPP
 from specmatrix.matrix.subjects.limits import (
     AxisLimit,
     chain_depth,
     chains_only,
-    defaults_only,
-    no_drafters,
+    declared,
     obstacle,
+    reasons,
     untranslated,
 )
 from specmatrix.matrix.subjects.protocol import (
@@ -41,35 +41,7 @@ TYPES: Final[Mapping[str, str]] = {
     "dflash": "draft-dflash",
     "ngram": "ngram-simple",
 }
-DRAFTERS: Final[Mapping[str, str]] = {
-    "eagle": "llama.cpp has no EAGLE drafter besides EAGLE3",
-    "dspark": "this subject does not ask llama.cpp for DSPARK's drafts",
-    "suffix": "llama.cpp has no suffix decoding",
-    "nextn": "this subject does not convert prediction layers",
-}
-# Axes of which only the default is supported, for the reason given.
-ABSENT: Final[Mapping[str, str]] = {
-    "tp": "this subject runs llama.cpp's server on one CPU",
-    "adaptive": "llama.cpp has no table of draft depths",
-    "verify": "llama.cpp verifies every draft that its threshold of probability leaves",
-    "constrained_drafts": "llama.cpp masks no draft's logits",
-    "mixed_chunk": "llama.cpp reads prompts beside running requests in every step",
-    "drafting": "llama.cpp runs a forward for each step of a draft",
-    "spec_version": "llama.cpp has one timing of a round",
-    "overlap": "llama.cpp has no overlap schedule",
-    "page_size": "llama.cpp's KV cache has no pages",
-    "state_interval": "llama.cpp's checkpoints of a recurrent state have no interval of this kind",
-    "memory": "llama.cpp's KV cache holds every slot's whole context",
-    "numerics": "this subject runs in float32",
-    "session": "llama.cpp has no sessions",
-    "grammar": "this subject does not send grammars",
-}
-CHAINS: Final = "llama.cpp drafts chains only"
-SIZES: Final = "llama.cpp verifies all drafts of a chain, so draft_tokens must be steps + 1"
-BLOCKWISE: Final = "llama.cpp has no block verification"
-DRAWN: Final = "llama.cpp draws drafts of a draft model only, beside MTP's"
-WINDOWS: Final = "llama.cpp's converter drops the windows of this architecture"
-NETS: Final = "llama.cpp's gated delta nets have keys and values of one size, and the zoo's have not"
+LIMITS: Final = reasons("llamacpp")
 STOPS: Final = "llama.cpp has no stop tokens"
 IGNORED: Final = "llama.cpp bans an ignored EOS, so that the text is another one"
 QUEUED: Final = "HTTP does not show when a request is queued"
@@ -114,7 +86,7 @@ class LlamaCppSubject(Subject):
         cannot={
             Capability.LOGPROBS: "its server reports none for the tokens of rounds with drafts",
             Capability.SAMPLED_IDENTITY: "its sampled tokens depend on the number of draws before them",
-            Capability.SESSIONS: ABSENT["session"],
+            Capability.SESSIONS: LIMITS["session!=none"],
             Capability.ROUNDS: "its server streams tokens one by one, and reports sums of drafts",
             Capability.HISTOGRAM: "its server reports sums of drafts of each request",
             Capability.PREEMPTIONS: "its slots hold whole contexts, so no request loses its KV",
@@ -162,15 +134,9 @@ class LlamaCppSubject(Subject):
         return [replace(one, ignore_eos=False) for one in found]
 
     def limits(self) -> tuple[AxisLimit, ...]:
-        drawn = ("algorithm", "acceptance")
         return (
-            *no_drafters(DRAFTERS),
-            *defaults_only(ABSENT),
-            *chains_only(CHAINS, SIZES),
-            AxisLimit(BLOCKWISE, ("acceptance",), lambda cell: cell.acceptance == "block"),
-            AxisLimit(DRAWN, drawn, lambda cell: cell.acceptance == "reject" and cell.algorithm != "standalone"),
-            AxisLimit(WINDOWS, ("model",), lambda cell: cell.model in ("qwen3", "mistral")),
-            AxisLimit(NETS, ("model",), lambda cell: cell.model in HYBRIDS),
+            *declared("llamacpp"),
+            *chains_only("llama.cpp"),
             AxisLimit(STOPS, ("finish",), lambda cell: cell.finish == "stop_token"),
             AxisLimit(QUEUED, ("abort",), lambda cell: cell.abort == "queued"),
         )

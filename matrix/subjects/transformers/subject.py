@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
-from specmatrix.matrix.cells.cell import HYBRIDS, Cell
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.limits import (
     AUTO_DEPTH,
     AxisLimit,
     chains_only,
-    defaults_only,
-    no_drafters,
+    declared,
     obstacle,
+    reasons,
     untranslated,
 )
 from specmatrix.matrix.subjects.protocol import (
@@ -36,47 +36,11 @@ from specmatrix.matrix.zoo.registry import eos_ids
 if TYPE_CHECKING:
     from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
-# Axes that transformers lacks: only the default is supported, for the reason given.
-ABSENT: Final[Mapping[str, str]] = {
-    "tp": "this subject runs transformers in one process",
-    "adaptive": "transformers has no table of draft depths by batch size",
-    "acceptance": "transformers accepts drafts by one rule, which its profile states",
-    "verify": "transformers verifies every draft that its confidence threshold leaves",
-    "constrained_drafts": "transformers has no grammars",
-    "mixed_chunk": "transformers runs one request at a time",
-    "drafting": "transformers runs a forward for each step of a draft",
-    "spec_version": "transformers has one timing of a round",
-    "overlap": "transformers has no overlap schedule",
-    "page_size": "transformers' KV cache has no pages",
-    "context": "transformers' generate() does not end a text at the model's context length",
-    "memory": "transformers' KV cache has no limit",
-    "slots": "transformers' generate() has no queue of requests",
-    "batch": "transformers' assisted generation takes one sequence, and a batch shares one set of parameters",
-    "numerics": "this subject runs on a CPU in float32",
-    "session": "transformers has no sessions",
-    "grammar": "transformers has no grammars",
-    "abort": "a call of transformers' generate() cannot be aborted",
-}
-DRAFTERS: Final[Mapping[str, str]] = {
-    "eagle": "transformers has no EAGLE drafter",
-    "eagle3": "transformers has no EAGLE drafter",
-    "dflash": "transformers' DFlash drafter takes only the assistant of Muse Glimmer",
-    "dspark": "transformers has no DSPARK drafter",
-    "suffix": "transformers has no suffix decoding",
-}
-UNCACHED: Final = "transformers has no prefix cache to disable; every engine's cells with windows or states lack one"
-CHAINS: Final = "transformers drafts chains only"
-SIZES: Final = "transformers verifies all drafts of a chain, so draft_tokens must be steps + 1"
-LAYERS: Final = "transformers' MTP drafts one token per prediction layer, and the zoo's target has two layers"
-STATEFUL: Final = "transformers refuses assisted generation of models with a recurrent state"
-LOOKUP: Final = "transformers' prompt lookup has no depth besides its number of tokens"
-VARIANT: Final = "this variant of the subject changes only how a standalone draft runs"
+LIMITS: Final = reasons("transformers")
 # transformers' defaults for depth and confidence.
 DEPTH: Final = 20
 THRESHOLD: Final = 0.4
 LOOKED_UP: Final = 10
-# Prediction layers of the zoo's target that has any.
-PREDICTION: Final = "2"
 # Layers of the zoo's targets, of which early exit runs half.
 EXIT_LAYER: Final = 2
 # Fields of a request that are read here; a new one with another value than its default is unsupported until it is.
@@ -87,8 +51,6 @@ READ: Final = frozenset(
         *("repetition_penalty", "logit_bias", "bad_words_ids", "allowed_token_ids", "own"),
     }
 )
-# Targets with sliding windows or recurrent states in some or all layers.
-UNSHARED: Final = frozenset({"qwen3", "mistral", *HYBRIDS})
 # Rules of generate() over ids of the target that end an assistant with another vocabulary.
 TARGET_IDS: Final = ("sequence_bias", "watermarking_config")
 OWN_DEPTHS: Final = dict.fromkeys(
@@ -120,10 +82,10 @@ class TransformersSubject(Subject):
         ),
         cannot={
             Capability.SAMPLED_IDENTITY: "it samples by rejection, so its sampled tokens depend on the drafts",
-            Capability.ABORT: ABSENT["abort"],
-            Capability.SESSIONS: ABSENT["session"],
-            Capability.MEMORY: ABSENT["memory"],
-            Capability.PREEMPTIONS: ABSENT["slots"],
+            Capability.ABORT: LIMITS["abort!=none"],
+            Capability.SESSIONS: LIMITS["session!=none"],
+            Capability.MEMORY: LIMITS["memory!=ample"],
+            Capability.PREEMPTIONS: LIMITS["slots!=auto"],
         },
         acceptance={
             "": AcceptanceRule("reject", "an assistant or a prediction layer samples if do_sample is true"),
@@ -160,28 +122,8 @@ class TransformersSubject(Subject):
         return TransformersEngine(command)
 
     def limits(self) -> tuple[AxisLimit, ...]:
-        variant = AxisLimit(VARIANT, ("algorithm",), lambda cell: cell.algorithm in ("ngram", "nextn"))
-        lookup = AxisLimit(
-            LOOKUP, ("algorithm", "steps"), lambda cell: cell.algorithm == "ngram" and cell.steps != "auto"
-        )
-        layers = AxisLimit(
-            LAYERS,
-            ("algorithm", "steps", "draft_tokens"),
-            lambda cell: (
-                cell.algorithm == "nextn" and (cell.steps not in ("auto", PREDICTION) or cell.draft_tokens != "auto")
-            ),
-        )
-        uncached = AxisLimit(
-            UNCACHED,
-            ("model", "prefix_cache"),
-            lambda cell: cell.prefix_cache == "off" and cell.model not in UNSHARED,
-        )
-        own = [variant] if self.schedule else []
-        state = AxisLimit(
-            STATEFUL, ("algorithm", "model"), lambda cell: cell.algorithm != "none" and cell.model in HYBRIDS
-        )
-        general = *no_drafters(DRAFTERS), *own, *defaults_only(ABSENT)
-        return (*general, uncached, lookup, layers, state, *chains_only(CHAINS, SIZES))
+        variant = declared("transformers variants") if self.schedule else ()
+        return (*declared("transformers"), *variant, *chains_only("transformers"))
 
     def _flags(self, cell: Cell) -> dict[str, Any]:
         """Arguments that all requests of a start share."""

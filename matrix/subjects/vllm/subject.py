@@ -12,7 +12,7 @@ from specmatrix.matrix.subjects.limits import (
     AxisLimit,
     chain_depth,
     chains_only,
-    defaults_only,
+    declared,
     obstacle,
     untranslated,
 )
@@ -42,30 +42,9 @@ METHODS: Final[Mapping[str, str]] = {
     "dflash": "dflash",
     "nextn": "mtp",
 }
-# Axes of which only the default is supported, for the reason given.
-ABSENT: Final[Mapping[str, str]] = {
-    "adaptive": "vLLM chooses the depth of its drafts by batch size alone, not by acceptance",
-    "verify": "vLLM cuts drafts at the context's end only",
-    "constrained_drafts": "vLLM masks no draft's logits",
-    "mixed_chunk": "vLLM reads prompts beside running requests in every step",
-    "drafting": "this subject does not ask vLLM for parallel drafting or DFLASH2",
-    "session": "vLLM has no sessions",
-    "numerics": "the kernels of this subject's precisions are vLLM's own, which `numerics` does not name",
-}
-LATENT: Final = "vLLM's CPU build serves latent attention in blocks of 16 tokens only, and prefills it whole"
-TREES: Final = "vLLM's suffix decoding is judged by the subject vllm-suffix, in cells of n-gram drafts"
-SPARKS: Final = "this subject does not ask vLLM for DSPARK's drafts"
 LAYERS: Final = "vLLM drafts with both prediction layers in turn, so steps must be 1 or even"
-CHAINS: Final = "vLLM drafts chains only"
-BLOCKWISE: Final = "vLLM has block verification in its second model runner only, which CPUs do not have"
-SIZES: Final = "vLLM verifies all drafts of a chain, so draft_tokens must be steps + 1"
 BLOCKS: Final = "vLLM's attention takes no block of this size"
-RANKS: Final = "vLLM's CPU build runs here in one process"
-HYBRID: Final = "vLLM's CPU build computes gated delta nets in bfloat16 only"
-WAITS: Final = "vLLM schedules n-gram drafts synchronously"
-RULES: Final = "vLLM takes no temperature above 2"
 BIASED: Final = "vLLM takes neither min_p nor logit_bias with speculative decoding"
-VARIANT: Final = "this variant of the subject changes only how n-grams are drafted"
 # Values of page_size by device: vLLM's CPU attention takes multiples of 32 tokens, others multiples of 16. The default
 # of the axis, a page of one token, means the smallest.
 SMALLEST: Final = {"cpu": 32, "cuda": 16}
@@ -128,7 +107,7 @@ class VllmSubject(Subject):
         ),
         cannot={
             Capability.SAMPLED_IDENTITY: "it samples by rejection, so its sampled tokens depend on the drafts",
-            Capability.SESSIONS: ABSENT["session"],
+            Capability.SESSIONS: "vLLM has no sessions",
             Capability.HISTOGRAM: "its metrics of a request leave out the rounds without drafts",
         },
         start_seconds=180.0,
@@ -181,32 +160,17 @@ class VllmSubject(Subject):
                 cell.algorithm == "nextn" and chain_depth(cell, DEPTHS) > 1 and chain_depth(cell, DEPTHS) % 2 > 0
             ),
         )
-        if device == "cpu":
-            yield AxisLimit(LATENT, ("model", "page_size", "prefill_chunk"), _beyond_latent)
-            yield AxisLimit(BLOCKWISE, ("acceptance",), lambda cell: cell.acceptance == "block")
-        yield AxisLimit(TREES, ("algorithm",), lambda cell: cell.algorithm == "suffix")
-        yield AxisLimit(SPARKS, ("algorithm",), lambda cell: cell.algorithm == "dspark")
-        if self.lookup != "ngram":
-            yield AxisLimit(VARIANT, ("algorithm",), lambda cell: cell.algorithm not in ("none", "ngram"))
-        yield from defaults_only(ABSENT)
-        yield from chains_only(CHAINS, SIZES)
+        yield from declared("vllm on a CPU") if device == "cpu" else ()
+        yield from declared("vllm-suffix") if self.lookup != "ngram" else ()
+        yield from (*declared("vllm"), *chains_only("vLLM"))
         yield AxisLimit(
             BLOCKS,
             ("page_size", "model"),
             lambda cell: cell.page_size != "1" and int(cell.page_size) % _smallest_block(cell, device) > 0,
         )
         yield AxisLimit(
-            WAITS,
-            ("algorithm", "spec_version", "overlap"),
-            lambda cell: (cell.algorithm, cell.spec_version, cell.overlap) == ("ngram", "v2", "on"),
-        )
-        yield AxisLimit(RULES, ("sampling",), lambda cell: cell.sampling == "rules")
-        yield AxisLimit(
             BIASED, ("algorithm", "finish"), lambda cell: cell.finish == "stops" and cell.algorithm != "none"
         )
-        if device == "cpu":
-            yield AxisLimit(RANKS, ("tp",), lambda cell: cell.ranks > 1)
-            yield AxisLimit(HYBRID, ("model",), lambda cell: cell.model in ("qwen3next", "qwen35"))
 
     def _flags(self, prepared: PreparedCell, device: str) -> dict[str, Any]:
         """Engine arguments that all requests of a start share."""
@@ -261,12 +225,6 @@ def _latent(cell: Cell) -> bool:
 
 def _smallest_block(cell: Cell, device: str) -> int:
     return LATENT_BLOCK if _latent(cell) else SMALLEST[device]
-
-
-def _beyond_latent(cell: Cell) -> bool:
-    """Whether a cell needs a feature of latent attention that vLLM's CPU build refuses."""
-    small = cell.page_size in ("1", str(LATENT_BLOCK))
-    return _latent(cell) and not (small and cell.prefill_chunk == "off")
 
 
 class SuffixSubject(VllmSubject):

@@ -34,6 +34,11 @@ def test_selects(text, names):
     assert [name for name, cell in CELLS.items() if selector(cell)] == names
 
 
+def test_a_selector_knows_the_axes_that_it_reads():
+    assert parse_selector("not (topk=1 or algorithm!=none and topk in (2, 4))").axes == ("algorithm", "topk")
+    assert parse_selector("topk=1 or none").axes == NAMES
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
