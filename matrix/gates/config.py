@@ -18,7 +18,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Gate, Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.golden.outcomes import (
-    DEPENDS,
+    FIELDS,
     GOLDEN_FILE,
     REFUSED,
     FlagOutcomes,
@@ -67,9 +67,9 @@ class ConfigGate(Gate):
             text = f"the golden table expects a refusal ({golden[REFUSED]!r}), but the engine started"
             return Outcome(self.name, State.FAIL, numbers, message=text, accept=REVIEW)
         for name in found:
-            if own and (name not in golden or any(own.keys() & axes for axes in DEPENDS[name])):
+            if own and (name not in golden or any(own.keys() & axes for axes in FIELDS.depends[name])):
                 continue  # a plug-in's value has no reviewed outcome
-            if name in DEPENDS and name not in golden:
+            if name in FIELDS.depends and name not in golden:
                 text = _not_reviewed(prepared.cell, name)
                 return Outcome(self.name, State.NOT_MEASURED, numbers, message=text, accept=REVIEW)
             if found[name] != golden.get(name):
@@ -114,7 +114,7 @@ def _ignored_setting(config: EngineConfig, run: Run) -> str:
     rewritten = {rewrite["field"] for rewrite in run.resolved["rewrites"]}
     # A switch that is off was not asked for, so that a reason may turn it on.
     switched = {reason["field"] for reason in run.resolved["reasons"] if reason["value"] is True}
-    for name in DEPENDS:
+    for name in FIELDS.depends:
         wish = getattr(config, name, AUTO)
         if (wish is False and name in switched) or wish in (AUTO, None):
             continue

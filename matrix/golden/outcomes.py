@@ -16,6 +16,8 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+import msgspec
+
 from specmatrix.engine.core.config.asked import EngineConfig, Facts
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.errors import ConfigError
@@ -23,6 +25,7 @@ from specmatrix.matrix.cells.axes import AXES, axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.model_facts import model_facts, zoo_facts
 from specmatrix.matrix.zoo.recipes import RECIPES
+from specmatrix.reports.yaml_text import parse_yaml
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,80 +108,20 @@ def _where(axes: Sequence[str], one: Product) -> str:
 REFUSED: Final = "refused"
 AS_ASKED: Final = "as asked"
 RUNS: Final = "runs"
-SHAPE: Final = ("algorithm", "model", "steps", "topk", "draft_tokens", "adaptive", "acceptance", "verify", "drafting")
-TIMING: Final = (
-    "algorithm", "model", "steps", "topk", "adaptive", "acceptance", "verify", "drafting", "spec_version", "overlap",
-)  # fmt: skip
-# The axes on which each field depends. A start refused by the first axes of `refused` has no other outcome.
-DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
-    REFUSED: (
-        SHAPE,
-        ("spec_version", "overlap"),
-        ("algorithm", "model", "mixed_chunk"),
-        ("model", "tp"),
-        ("model", "page_size", "state_interval"),
-    ),
-    "speculative_algorithm": (("algorithm",),),
-    "speculative_draft_model_path": (("algorithm", "model", "drafting"),),
-    "speculative_num_steps": (SHAPE,),
-    "speculative_eagle_topk": (SHAPE,),
-    "speculative_num_draft_tokens": (SHAPE,),
-    "enable_multi_layer_eagle": (SHAPE,),
-    "parallel_drafting": (("algorithm", "model", "drafting"),),
-    "speculative_adaptive": (SHAPE,),
-    "adaptive_slots": (SHAPE,),
-    "ngram": (SHAPE,),
-    "suffix": (SHAPE,),
-    "spec_version": (TIMING,),
-    "page_size": (("page_size",),),
-    "max_total_tokens": (("model", "page_size", "memory"),),
-    "max_running_requests": (("algorithm", "model", "slots"),),
-    "chunked_prefill_size": (("prefill_chunk",),),
-    "disable_radix_cache": (("model", "prefix_cache"),),
-    "state_interval": (("model", "prefix_cache", "state_interval"),),
-    "window": (("model",),),
-    "context_length": (("model", "context"),),
-    "swa_full_tokens_ratio": ((),),
-    "random_seed": ((),),
-    "tp_size": (("tp",),),
-    "dtype": (("numerics",),),
-    "device": ((),),
-    "speculative_acceptance": (("acceptance",),),
-    "speculative_ragged_verify": (SHAPE,),
-    "speculative_confidence_threshold": (("verify",),),
-    "speculative_dspark_verify_mode": (("verify",),),
-    "enable_mixed_chunk": (("prefill_chunk", "mixed_chunk"),),
-}
-# Fields of EngineConfig that have another name in a resolved configuration.
-RENAMED: Final[dict[str, str]] = {
-    "speculative_algorithm": "algorithm",
-    "speculative_draft_model_path": "draft_path",
-    "speculative_num_steps": "num_steps",
-    "speculative_eagle_topk": "topk",
-    "speculative_num_draft_tokens": "num_draft_tokens",
-}
-# Fields whose reasons are shown with another field.
-WITHIN: Final = {"speculative_adaptive_config": "adaptive_slots", "speculative_ngram_max_bfs_breadth": "ngram"}
-# Fields that are groups of flags, with their prefixes.
-GROUPS: Final = {"ngram": "speculative_ngram_", "suffix": "speculative_suffix_"}
-# Resolved fields that follow from others: `matrix.gates.config` recomputes them.
-DERIVED: Final = frozenset({"lag", "num_pages", "window_pages"})
-# Model paths, the runner's instruments and GPU-only fields, none of which a cell requests.
-LEFT_OUT: Final = frozenset(
-    {
-        "model_path",
-        "strict_memory",
-        "kv_stamps",
-        "enable_deterministic_inference",
-        "enable_streaming_session",
-        "disable_grammar_tables",
-        "speculative_constrained_drafts",
-        "speculative_dspark_sps_table_path",
-        "speculative_dspark_confidence_sts_path",
-        "cuda_graph_max_bs",
-        "cuda_graph_max_gb",
-    }
-)
+
+
+class Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of fields.yaml, which explains it."""
+
+    depends: dict[str, tuple[tuple[str, ...], ...]]
+    renamed: dict[str, str]
+    within: dict[str, str]
+    groups: dict[str, str]
+    derived: frozenset[str]
+    left_out: frozenset[str]
+
+
+FIELDS: Final = msgspec.yaml.decode(Path(__file__).with_name("fields.yaml").read_bytes(), type=Fields)
 # Field -> outcome -> starts as texts: `algorithm=eagle,eagle3 steps=auto`.
 Groups: TypeAlias = dict[str, dict[str, list[str]]]
 
@@ -191,22 +134,22 @@ def ran(resolved: Mapping[str, Any], name: str) -> object:
         return not resolved["radix_cache"]
     if name == "chunked_prefill_size" and resolved[name] is None:
         return -1
-    return resolved[RENAMED.get(name, name)]
+    return resolved[FIELDS.renamed.get(name, name)]
 
 
 def outcomes(asked: EngineConfig, resolved: Mapping[str, Any]) -> dict[str, str]:
     """Every field's outcome, including unlisted fields that have a reason or a rewrite."""
     reasons = {r["field"]: (r["value"], str(r["because"])) for r in resolved["reasons"]}
     reasons |= {r["field"]: (r["got"], f"instead: {r['reason']}") for r in resolved["rewrites"]}
-    found = {name: _outcome(asked, resolved, name, reasons) for name in DEPENDS if name != REFUSED}
-    others = reasons.keys() - found.keys() - WITHIN.keys() - LEFT_OUT
+    found = {name: _outcome(asked, resolved, name, reasons) for name in FIELDS.depends if name != REFUSED}
+    others = reasons.keys() - found.keys() - FIELDS.within.keys() - FIELDS.left_out
     return found | {name: f"{reasons[name][0]}: {reasons[name][1]}" for name in sorted(others)}
 
 
 def _outcome(
     asked: EngineConfig, resolved: Mapping[str, Any], name: str, reasons: Mapping[str, tuple[object, str]]
 ) -> str:
-    if name in WITHIN.values() or name in GROUPS:
+    if name in FIELDS.within.values() or name in FIELDS.groups:
         return _parts(asked, resolved[name], name, reasons) if resolved[name] else "none"
     value = ran(resolved, name)
     if name in reasons:
@@ -224,11 +167,11 @@ def _parts(
     reasons: Mapping[str, tuple[object, str]],
 ) -> str:
     """The adaptive slots, or the options that differ from the requested ones; then their reasons."""
-    if name in GROUPS:
-        texts = [f"{key} {value}" for key, value in parts.items() if value != getattr(asked, GROUPS[name] + key)]
+    if name in FIELDS.groups:
+        texts = [f"{key} {value}" for key, value in parts.items() if value != getattr(asked, FIELDS.groups[name] + key)]
     else:
         texts = [json.dumps(slot) for slot in parts]
-    texts += [reasons[field][1] for field, within in WITHIN.items() if within == name and field in reasons]
+    texts += [reasons[field][1] for field, within in FIELDS.within.items() if within == name and field in reasons]
     return "; ".join(texts) or AS_ASKED
 
 
@@ -253,11 +196,11 @@ def resolution() -> Groups:
     """The groups of every field, over the full product of the axes on which it depends."""
     known: dict[tuple[str, ...], dict[Values, dict[str, str]]] = {}
     seen: dict[Values, dict[str, str]] = {}
-    for axes in dict.fromkeys(axes for every in DEPENDS.values() for axes in every):
+    for axes in dict.fromkeys(axes for every in FIELDS.depends.values() for axes in every):
         values = product(*(axis(name).names for name in axes))
         known[axes] = {one: _once(Cell(**dict(zip(axes, one, strict=True))), seen) for one in values}
     groups: Groups = {}
-    for name, every in DEPENDS.items():
+    for name, every in FIELDS.depends.items():
         groups[name] = {}
         for axes in every:
             # A start that is not refused counts as RUNS; the other fields of a refused start are free.
@@ -301,9 +244,6 @@ def expected(golden: Golden, cell: Cell, gpu: bool = False) -> dict[str, str]:
 @cache
 def golden_table(path: Path = GOLDEN_FILE) -> Golden:
     """The reviewed groups; empty if the file is missing, so that every start is NOT MEASURED."""
-    # PyYAML is slow to import, and collection does not need it.
-    from specmatrix.reports.yaml_text import parse_yaml
-
     return compiled(parse_yaml(path.read_text(encoding="utf-8"), own=True)) if path.is_file() else {}
 
 
@@ -383,9 +323,6 @@ def _value(text: str) -> object:
 @cache
 def golden_flags(path: Path = FLAGS_FILE) -> FlagOutcomes:
     """The reviewed outcomes."""
-    # PyYAML is slow to import, and collection does not need it.
-    from specmatrix.reports.yaml_text import parse_yaml
-
     found: dict[str, dict[str, str]] = parse_yaml(path.read_text(encoding="utf-8"), own=True)
     return found
 

@@ -17,14 +17,11 @@ from specmatrix.matrix.cells.axes import START_AXES, axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.golden.outcomes import (
-    DEPENDS,
-    DERIVED,
     EVERY,
+    FIELDS,
     FLAGS_FILE,
     GOLDEN_FILE,
-    LEFT_OUT,
     REFUSED,
-    RENAMED,
     changed_flag,
     compiled,
     expected,
@@ -66,8 +63,8 @@ def test_every_start_resolves_as_its_groups_say(groups):
 
 
 def test_every_resolved_field_is_compared():
-    shown = {RENAMED.get(name, name) for name in DEPENDS}
-    compared = {field.name for field in fields(Resolved)} - DERIVED - LEFT_OUT - {"reasons", "rewrites"}
+    shown = {FIELDS.renamed.get(name, name) for name in FIELDS.depends}
+    compared = {field.name for field in fields(Resolved)} - FIELDS.derived - FIELDS.left_out - {"reasons", "rewrites"}
     assert {"disable_radix_cache" if name == "radix_cache" else name for name in compared} <= shown
 
 
