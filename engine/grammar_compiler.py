@@ -8,8 +8,7 @@ import re
 import signal
 import warnings
 import weakref
-from collections import OrderedDict
-from concurrent.futures import Future
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import lru_cache, partial
 from multiprocessing import Pipe
@@ -17,7 +16,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from threading import Lock, Thread
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, TypeVar
 
 from specmatrix.child_process import ChildProcess, start
 from specmatrix.engine.core.schedule.grammar import Constraint
@@ -32,15 +31,15 @@ from specmatrix.extras import require
 LIMITS: Final = (2.0, 512 * 2**20)
 # CPU time of a first attempt, for which no grammar waits behind slow ones.
 QUICK: Final = 0.25
-SECONDS: Final = 90.0
-START_SECONDS: Final = 120.0
-READY: Final = ("ready", None)
+SECONDS: Final = 120.0
 # Recently used grammars, and refusals, that are kept: a large schema takes 30 MB.
 RECENT: Final = 64
 # xgrammar's method for a kind, if it is not called after it.
 COMPILE: Final = {"ebnf": "compile_grammar"}
 # xgrammar's messages begin with a time, a source file and, often, the condition that failed.
 PLACE: Final = re.compile(r"\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?")
+Channel: TypeAlias = "Connection[Any, Any]"
+_T = TypeVar("_T")
 
 
 class GrammarCompiler:
@@ -68,8 +67,7 @@ class GrammarCompiler:
             return live
         require("xgrammar")
         ends = tuple(sorted(self._tokenizer.eos_ids))
-        with _CREATING:
-            process = _process(self._tokenizer.backend_tokenizer.to_str(), ends, self._vocab_size)
+        process = _process(self._tokenizer.backend_tokenizer.to_str(), ends, self._vocab_size)
         found = process.compile(constraint, quick)
         if isinstance(found, str):
             kind, text = constraint
@@ -109,89 +107,75 @@ class CompilerProcess:
             texts, raw, vocab_size=vocab_size, stop_token_ids=ends, add_prefix_space=spaced
         )
         self._limits = limits
-        self._running: tuple[ChildProcess, Connection[Any, Any]] | None = None
-        self._recent: OrderedDict[tuple[Constraint, bool], Future[CompiledGrammar | str | None]] = OrderedDict()
-        self._lock, self._starting = Lock(), Lock()
+        self._running: tuple[ChildProcess, Channel] | None = None
+        self._starting, self._recent = Lock(), _once(self._compile, RECENT)
 
     def compile(self, constraint: Constraint, quick: bool = False) -> CompiledGrammar | str | None:
         """The compiled grammar, or why there is none; with `quick` None after QUICK seconds of CPU time. EngineError if
-        its process is killed."""
-        key = (constraint, quick)
-        with self._lock:
-            new = key not in self._recent
-            found = self._recent.setdefault(key, Future())
-            self._recent.move_to_end(key)
-            while len(self._recent) > RECENT:
-                self._recent.popitem(last=False)
-        if new:
-            try:
-                found.set_result(self._compile(constraint, quick))
-            except BaseException as error:
-                with self._lock:
-                    self._recent.pop(key, None)
-                found.set_exception(EngineError(text_of(error)))
-                raise
-        return found.result()
+        its process is killed or does not start."""
+        return self._recent(constraint, quick)
 
     def _compile(self, constraint: Constraint, quick: bool) -> CompiledGrammar | str | None:
-        seconds, memory = self._limits
-        with self._fork() as connection:
-            with suppress(ConnectionError):  # it has ended, as the next message says
-                connection.send((constraint, min(QUICK, seconds) if quick else seconds))
-            kind, answer = _received(connection, SECONDS)
-            then, table = _received(connection, SECONDS) if kind == "done" else (kind, None)
-        if quick and -signal.SIGPROF in (answer, table):
+        seconds = min(QUICK, self._limits[0]) if quick else self._limits[0]
+        with self._fork(constraint, seconds) as answers:
+            kind, answer = _received(answers)
+            then, table = _received(answers) if kind == "done" else (kind, answer)
+        slow = (then, table) == ("ended", -signal.SIGPROF)
+        if quick and slow:
             return None
         if kind == "done":
             grammar = self._library.CompiledGrammar.deserialize_json(answer, self._tokens)
             return CompiledGrammar(grammar, table if then == "table" else None)
-        if kind == "late":
-            raise EngineError(f"the grammar was not compiled within {SECONDS:g} s; ask again")
-        if kind == "ended" and answer != -signal.SIGPROF:
-            raise EngineError(f"the process that compiles the grammar ended with status {answer}; ask again")
-        if kind == "refused":
-            return f"it took more than {memory / 2**20:g} MB" if answer is None else str(answer)
-        return f"it took more than {seconds:g} s"
+        if kind == "refused" or slow:
+            return f"it took more than {seconds:g} s" if slow else str(answer)
+        assert self._running is not None
+        said = self._running[0].output_end(2000)
+        raise EngineError(f"the process that compiles the grammar ended with status {answer}; ask again {said}".strip())
 
-    def _fork(self) -> Connection[Any, Any]:
-        """A connection to a new fork. EngineError if the process does not start."""
+    def _fork(self, *asked: object) -> Channel:
+        """A connection to a new fork that compiles a constraint within seconds of CPU time."""
         ours, theirs = Pipe()
-        with self._starting, theirs:
+        with self._starting, theirs, suppress(ConnectionError):  # the process has ended, and so has the connection
             if self._running is not None and self._running[0].wait(0) is not None:
-                self._running[0].stdin.close()  # of one that was killed
+                self._running[0].stdin.close()
                 self._running = None
-            process, connection = self._running = self._running or self._start()
-            try:
-                send_handle(connection, theirs.fileno(), process.pid)
-            except ConnectionError:
-                raise EngineError("the process that compiles grammars was killed; ask again") from None
+            if self._running is None:
+                self._running = start(serve, self._tokens.serialize_json(), self._limits[1])
+                weakref.finalize(self, self._running[0].stop)
+            process, connection = self._running
+            connection.send(asked)
+            send_handle(connection, theirs.fileno(), process.pid)
         return ours
 
-    def _start(self) -> tuple[ChildProcess, Connection[Any, Any]]:
-        process, connection = start(serve, self._tokens.serialize_json(), self._limits[1])
-        weakref.finalize(self, process.stop)
-        if _received(connection, START_SECONDS) != READY:
-            process.stop()
-            raise EngineError(f"the process that compiles grammars does not start: {process.output_end(2000)}")
-        return process, connection
 
-
-def _received(connection: Connection[Any, Any], seconds: float) -> tuple[str, Any]:
-    """The next message: ("late", None) if none comes in time, ("ended", status) if the sender has ended."""
+def _received(answers: Channel) -> tuple[str, Any]:
+    """The next message, ("ended", status) if the sender has ended. EngineError if none comes in time."""
     try:
-        found: tuple[str, Any] = connection.recv() if connection.poll(seconds) else ("late", None)
+        if not answers.poll(SECONDS):
+            raise EngineError(f"the grammar was not compiled within {SECONDS:g} s; ask again")
+        found: tuple[str, Any] = answers.recv()
     except (EOFError, ConnectionError):
         return "ended", -signal.SIGKILL
     return found
 
 
-_process = lru_cache(4)(CompilerProcess)
-_CREATING: Final = Lock()
+def _once(function: Callable[..., _T], size: int) -> Callable[..., _T]:
+    """The function, which keeps its latest results and runs once for the same arguments of several threads."""
+    locks, results = lru_cache(size)(lambda *_: Lock()), lru_cache(size)(function)
+
+    def result(*asked: Hashable) -> _T:
+        with locks(*asked):
+            return results(*asked)
+
+    return result
 
 
-def serve(tokens: str, memory: int, connection: Connection[Any, Any]) -> None:
-    """What the process runs. tokens: a serialised xgrammar.TokenizerInfo. connection: receives connections, each for a
-    constraint, which is answered by a fork."""
+_process = _once(CompilerProcess, 4)
+
+
+def serve(tokens: str, memory: int, connection: Channel) -> None:
+    """What the process runs. tokens: a serialised xgrammar.TokenizerInfo. connection: receives a constraint and its
+    limit of CPU time, then the connection on which a fork answers."""
     import xgrammar
 
     info = xgrammar.TokenizerInfo.deserialize_json(tokens)
@@ -199,18 +183,18 @@ def serve(tokens: str, memory: int, connection: Connection[Any, Any]) -> None:
     compiler.compile_regex("a")
     # The other threads only wait: for the end of the standard input, and of forks.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-    connection.send(READY)
     while True:
-        asked: Connection[Any, Any] = Connection(recv_handle(connection))
+        asked = connection.recv()
+        answers: Channel = Connection(recv_handle(connection))
         if (pid := os.fork()) == 0:
             try:
-                _answer(compiler, info, memory, asked)
+                _answer(compiler, memory, answers, *asked)
             finally:
                 os._exit(0)
-        Thread(target=_tell_status, args=(pid, asked), daemon=True).start()
+        Thread(target=_tell_status, args=(pid, answers), daemon=True).start()
 
 
-def _tell_status(pid: int, connection: Connection[Any, Any]) -> None:
+def _tell_status(pid: int, connection: Channel) -> None:
     """Send a fork's status when it ends: 0 if it has answered."""
     with connection, suppress(OSError):  # the other end is closed after an answer
         connection.send(("ended", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
@@ -226,26 +210,25 @@ def _read(kind: str, text: str) -> Any:  # noqa: ANN401 - xgrammar has no types
     return xgrammar.StructuralTag.from_legacy_structural_tag(items, asked.get("triggers"))
 
 
-def _answer(compiler: Any, info: Any, memory: int, connection: Connection[Any, Any]) -> None:  # noqa: ANN401
-    """Receive a constraint and its limit of CPU time; send ("done", serialised grammar), then ("table", its TokenTable
-    or None); or ("refused", why), None if the memory did not suffice."""
+def _answer(compiler: Any, memory: int, answers: Channel, constraint: Constraint, seconds: float) -> None:  # noqa: ANN401
+    """Send ("done", serialised grammar), then ("table", its TokenTable or None); or ("refused", why)."""
     import resource
 
-    (kind, text), seconds = connection.recv()
+    kind, text = constraint
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + memory, resource.RLIM_INFINITY))
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         compiled = getattr(compiler, COMPILE.get(kind, f"compile_{kind}"))(_read(kind, text))
-        answer = str(compiled.serialize_json())
-        signal.setitimer(signal.ITIMER_PROF, 0)  # whole messages only
+        answer = "done", str(compiled.serialize_json())
     except Exception as error:
         full = isinstance(error, MemoryError) or "bad_alloc" in str(error)
-        connection.send(("refused", None if full else text_of(PLACE.sub("", str(error)))))
-        return
-    connection.send(("done", answer))
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    table = token_table(compiled, info)
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    connection.send(("table", table))
+        answer = "refused", f"it took more than {memory / 2**20:g} MB" if full else text_of(PLACE.sub("", str(error)))
+    signal.setitimer(signal.ITIMER_PROF, 0)  # whole messages only
+    answers.send(answer)
+    if answer[0] == "done":
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        table = token_table(compiled)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        answers.send(("table", table))

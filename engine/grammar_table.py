@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from functools import cache
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
@@ -25,10 +26,10 @@ MAX_STACKS: Final = 200_000
 MAX_DEPTH: Final = 64
 MAX_CELLS: Final = 1 << 24
 EPSILON, CALL = -1, -2  # edges of xgrammar's automata that are no range of bytes
-END: Final = (-1, ())  # the place behind the whole text
 
-# A node, and the stack of nodes to return to: (node, stack, depth), or () if there is none.
-Stack: TypeAlias = tuple[Any, ...]
+# A node, and the nodes to return to, innermost first; () is behind the whole text.
+Stack: TypeAlias = tuple[int, ...]
+END: Final[Stack] = ()
 State: TypeAlias = frozenset[Stack]
 
 
@@ -36,11 +37,11 @@ class _NoTableError(Exception):
     """A limit of the search was reached, or the grammar has a form that it does not know."""
 
 
-def token_table(compiled: Any, tokens: Any) -> TokenTable | None:  # noqa: ANN401 - xgrammar has no types
-    """The table of an xgrammar.CompiledGrammar, or None. tokens: its xgrammar.TokenizerInfo."""
+def token_table(compiled: Any) -> TokenTable | None:  # noqa: ANN401 - xgrammar has no types
+    """The table of an xgrammar.CompiledGrammar, or None."""
     try:
         moves, ends = _byte_automaton(json.loads(compiled.grammar.serialize_json()))
-        return _over_tokens(compiled, tokens, moves, ends)
+        return _over_tokens(compiled, moves, ends)
     except (_NoTableError, MemoryError):
         return None
 
@@ -57,10 +58,9 @@ def _byte_automaton(grammar: dict[str, Any]) -> tuple[NDArray[np.int32], list[bo
     for state in pending:
         row = np.full(256, -1, np.int32)
         for byte, following in search.after(state).items():
-            if following not in states:
-                states[following] = len(states)
+            row[byte] = states.setdefault(following, len(states))
+            if len(states) > len(pending):
                 pending.append(following)
-            row[byte] = states[following]
         rows.append(row)
         _require(len(states) <= MAX_BYTE_STATES)
     return np.stack(rows), [END in state for state in pending]
@@ -76,78 +76,69 @@ class _Search:
         self._edges = [edges["data_"][low:high] for low, high in pairwise(bounds)]
         self._starts = [rule[0][1] for rule in rules]
         self._finals = {node for rule in rules for node in rule[0][2]}
-        self._closed: dict[State, State] = {}
         self._visited = 0
-        self.start = self._closure(frozenset([(self._starts[grammar["root_rule_id"]], ())]))
+        self._closure = cache(self._closed)
+        self.start = self._closure(frozenset([(self._starts[grammar["root_rule_id"]],)]))
 
     def after(self, state: State) -> dict[int, State]:
         """The states after a state's bytes."""
         following: dict[int, set[Stack]] = defaultdict(set)
-        for node, stack in state - {END}:
+        for node, *back in state - {END}:
             for low, high, target in self._edges[node]:
                 for byte in range(low, high + 1) if low >= 0 else ():
-                    following[byte].add((target, stack))
+                    following[byte].add((target, *back))
         return {byte: self._closure(frozenset(places)) for byte, places in following.items()}
 
-    def _closure(self, places: State) -> State:
+    def _closed(self, places: State) -> State:
         """The places that read a byte or end the text, of these and those reached from them without a byte."""
-        if places not in self._closed:
-            seen, pending = set(places), [*places]
-            while pending:
-                node, stack = pending.pop()
-                found = {self._entered(edge, stack) for edge in self._edges[node] if edge[0] < 0}
-                if node in self._finals:
-                    found.add(stack[:2] or END)
-                pending += found - seen - {END}
-                seen |= found
-                self._visited += 1
-                _require(self._visited <= MAX_STACKS)
-            self._closed[places] = frozenset(
-                place for place in seen if place == END or any(edge[0] >= 0 for edge in self._edges[place[0]])
-            )
-        return self._closed[places]
+        seen, pending = set(places), [*places]
+        while pending:
+            node, *back = pending.pop()
+            found = {self._entered(edge, back) for edge in self._edges[node] if edge[0] < 0}
+            if node in self._finals:
+                found.add((*back,))
+            pending += found - seen - {END}
+            seen |= found
+            self._visited += 1
+            _require(self._visited <= MAX_STACKS)
+        return frozenset(place for place in seen if place == END or any(edge[0] >= 0 for edge in self._edges[place[0]]))
 
-    def _entered(self, edge: list[int], stack: Stack) -> Stack:
+    def _entered(self, edge: list[int], back: list[int]) -> Stack:
         """The place behind an edge without bytes."""
         kind, rule, target = edge
         if kind == EPSILON:
-            return target, stack
-        _require(kind == CALL)
-        if target in self._finals and not self._edges[target]:
-            return self._starts[rule], stack
-        depth = stack[2] + 1 if stack else 1
-        _require(depth <= MAX_DEPTH)
-        return self._starts[rule], (target, stack, depth)
+            return target, *back
+        _require(kind == CALL and len(back) < MAX_DEPTH)
+        last = target in self._finals and not self._edges[target]
+        return self._starts[rule], *([] if last else [target]), *back
 
 
-def _over_tokens(compiled: Any, tokens: Any, moves: NDArray[np.int32], ends: list[bool]) -> TokenTable:  # noqa: ANN401
+def _over_tokens(compiled: Any, moves: NDArray[np.int32], ends: list[bool]) -> TokenTable:  # noqa: ANN401
     """The table of the states that tokens reach, each compared with a matcher's mask."""
     import torch
     import xgrammar
 
+    tokens = compiled.tokenizer_info
     size, stops = tokens.vocab_size, tokens.stop_token_ids
     texts = [b"" if token in stops else text for token, text in enumerate(tokens.decoded_vocab)]
-    lengths = np.array([*map(len, texts), *[0] * (size - len(texts))])
-    padded = np.zeros((size, lengths.max()), np.uint8)
-    for token, text in enumerate(texts):
-        padded[token, : len(text)] = [*text]
-    states, rows, pending = {0: 0}, [], [(0, xgrammar.GrammarMatcher(compiled))]
+    texts += [b""] * (size - len(texts))
+    lengths, padded = np.array([*map(len, texts)]), np.array(texts, "S").view(np.uint8).reshape(size, -1)
+    numbers = np.full(len(moves) + 1, FORBIDDEN, np.int16)  # of the states of bytes, and of -1
+    numbers[0], rows, pending = 0, [], [(0, xgrammar.GrammarMatcher(compiled))]
     mask = torch.empty(1, -(-size // 32), dtype=torch.int32)
     for state, matcher in pending:
-        row = np.full(size, FORBIDDEN, np.int16)
         reached = _reached(moves, state, padded, lengths)
-        for token in np.flatnonzero(reached >= 0).tolist():
-            if (following := int(reached[token])) not in states:
-                states[following] = len(states)
+        for following, token in zip(*map(np.ndarray.tolist, np.unique(reached, return_index=True)), strict=True):
+            if following >= 0 and numbers[following] == FORBIDDEN:
+                numbers[following] = len(pending)
                 pending.append((following, matcher.fork()))
-                _require(pending[-1][1].accept_token(token))
-            row[token] = states[following]
-        row[stops] = ENDED if ends[state] else FORBIDDEN
-        rows.append(row)
+                _require(pending[-1][1].accept_token(token) and len(pending) <= min(MAX_STATES, MAX_CELLS // size))
+        rows.append(numbers[reached])
+        rows[-1][stops] = ENDED if ends[state] else FORBIDDEN
         mask.fill_(-1)
         matcher.fill_next_token_bitmask(mask)
         allowed = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little")[:size]
-        _require(len(states) <= min(MAX_STATES, MAX_CELLS // size) and np.array_equal(allowed, row != FORBIDDEN))
+        _require(np.array_equal(allowed, rows[-1] != FORBIDDEN))
     after, class_of = np.unique(np.stack(rows), axis=1, return_inverse=True)
     _require(after.shape[1] <= MAX_CLASSES)
     return TokenTable(np.ascontiguousarray(after), class_of.reshape(-1).astype(np.int16))
@@ -155,13 +146,9 @@ def _over_tokens(compiled: Any, tokens: Any, moves: NDArray[np.int32], ends: lis
 
 def _reached(moves: NDArray[np.int32], state: int, texts: NDArray[np.uint8], lengths: NDArray[Any]) -> NDArray[Any]:
     """The state of bytes after each token's text, -1 where it cannot follow."""
-    found = np.full(len(texts), -1, np.int32)
+    found = np.where(lengths > 0, state, -1)
     ids = np.flatnonzero(lengths)
-    at = np.full(len(ids), state, np.int32)
     for column in range(texts.shape[1]):
-        at = moves[at, texts[ids, column]]
-        ids, at = ids[at >= 0], at[at >= 0]
-        whole = lengths[ids] == column + 1
-        found[ids[whole]] = at[whole]
-        ids, at = ids[~whole], at[~whole]
+        found[ids] = moves[found[ids], texts[ids, column]]
+        ids = ids[(found[ids] >= 0) & (lengths[ids] > column + 1)]
     return found

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import thread_time
 from typing import Any, Final, TypeAlias
@@ -88,23 +89,21 @@ class RequestMatcher:
             self._matcher.fill_next_token_bitmask(masks, row)
 
 
+@dataclass(eq=False)
 class GrammarMasks:
     """The matchers and table states of the requests in all rows. compiled: holds the grammars of all live requests.
     size: rows, and tokens of the vocabulary. on_host: does the host's work in the middle of a round, which may be a
     CUDA graph. tabled: small grammars have tables on the device. ranks: rank 0's matchers, and its clock, decide."""
 
-    def __init__(
-        self,
-        compiled: CompiledGrammars,
-        size: tuple[int, int],
-        counters: Counters,
-        on_host: Callable[[HostWork, StepPlan], None],
-        device: torch.device,
-        tabled: bool = True,
-        ranks: Ranks = ALONE,
-    ) -> None:
-        self._compiled, self._counters, self._on_host, self._device = compiled, counters, on_host, device
-        self.tabled, self._ranks, self._size, self._vocab_size = tabled, ranks, size, size[1]
+    compiled: CompiledGrammars
+    size: tuple[int, int]
+    counters: Counters
+    on_host: Callable[[HostWork, StepPlan], None]
+    device: torch.device
+    tabled: bool = True
+    ranks: Ranks = ALONE
+
+    def __post_init__(self) -> None:
         self._tables: TokenTables | None = None  # from the first grammar that has one
         self._by_row: dict[int, RequestMatcher | None] = {}  # of rows with a grammar; None if it is in the tables
         self._unread: deque[tuple[list[RequestMatcher | None], Staged]] = deque()
@@ -126,12 +125,12 @@ class GrammarMasks:
     def _matcher(self, row: int, params: SamplingParams, output: Sequence[int]) -> RequestMatcher | None:
         """A new matcher; None if the row has a state in the tables."""
         assert params.constraint is not None
-        compiled = self._compiled[params.constraint]
+        compiled = self.compiled[params.constraint]
         if self.tabled and compiled.table is not None:
-            self._tables = self._tables or TokenTables(*self._size, self._device)
+            self._tables = self._tables or TokenTables(*self.size, self.device)
             if self._tables.admit(row, (params.constraint, (*params.reasoning_end_ids,)), compiled.table, output):
                 return None
-        return ELSEWHERE if self._ranks.rank else RequestMatcher(compiled.grammar, params, output)
+        return ELSEWHERE if self.ranks.rank else RequestMatcher(compiled.grammar, params, output)
 
     def path(self, plan: StepPlan) -> int:
         """Where a plan's masks come from: 0 has none, TABLES, HOST, or both."""
@@ -148,9 +147,9 @@ class GrammarMasks:
         if path & HOST:
             self._unread.append(([self._by_row.get(row.row) for row in plan.rows], staged))
         if not plan.prefill:
-            self._counters.hit("grammar.round")
-            self._counters.hit("grammar.on_device", path == TABLES)
-            self._counters.hit("grammar.mixed", constrained < len(plan.rows))
+            self.counters.hit("grammar.round")
+            self.counters.hit("grammar.on_device", path == TABLES)
+            self.counters.hit("grammar.mixed", constrained < len(plan.rows))
 
     def drop(self) -> None:
         """Forget the launched steps; their requests begin another residence."""
@@ -175,15 +174,15 @@ class GrammarMasks:
 
     def _from_host(self, plan: StepPlan, tokens: Tensor, parents: Tensor) -> Tensor:
         """The matchers' masks, bool [B, N, V]."""
-        words = torch.empty(*tokens.shape, -(-self._vocab_size // WORD), dtype=torch.int32, device=tokens.device)
-        self._on_host(partial(self._write, torch.stack((tokens, parents)), words), plan)
-        bits = self._ranks.agreed(words)[..., None] >> count(WORD, tokens.device).int() & 1
-        return bits.flatten(2)[..., : self._vocab_size].bool()
+        words = torch.empty(*tokens.shape, -(-self.size[1] // WORD), dtype=torch.int32, device=tokens.device)
+        self.on_host(partial(self._write, torch.stack((tokens, parents)), words), plan)
+        bits = self.ranks.agreed(words)[..., None] >> count(WORD, tokens.device).int() & 1
+        return bits.flatten(2)[..., : self.size[1]].bool()
 
     def _write(self, trees: Tensor, words: Tensor, plan: StepPlan) -> None:
         """Write the masks [B, N, words] of the trees [2, B, N], tokens and parents. Waits for the steps in flight, and
         for the trees; rows beyond the plan's are padding."""
-        if self._ranks.rank:
+        if self.ranks.rank:
             self._unread.clear()
             return
         while self._unread:
@@ -209,7 +208,7 @@ class GrammarMasks:
                     visit(child)
                     matcher.pop()
                 else:
-                    self._counters.hit("grammar.forbade", not matcher.ended)
+                    self.counters.hit("grammar.forbade", not matcher.ended)
 
         began = thread_time()
         visit(0)

@@ -108,12 +108,9 @@ def _check_recursion(schema: Any) -> None:  # noqa: ANN401 - JSON
 
 def _target(schema: Any, ref: str) -> object:  # noqa: ANN401 - JSON
     """The schema that a reference names. RequestError if there is none."""
-    found = schema
-    parts = ref.split("/")
+    found: Any = {"#": schema}
     try:
-        if parts[0] != "#":
-            raise KeyError(ref)
-        for part in parts[1:]:
+        for part in ref.split("/"):
             name = part.replace("~1", "/").replace("~0", "~")
             found = found[int(name)] if isinstance(found, list) else found[name]
     except (LookupError, ValueError, TypeError):
