@@ -18,11 +18,10 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, Final, TypeAlias, TypeVar
 
-from specmatrix.child_process import ChildProcess, start
+from specmatrix.child_process import start
 from specmatrix.engine.core.schedule.grammar import Constraint
 from specmatrix.engine.device.collectives import ALONE, Ranks
-from specmatrix.engine.device.token_tables import CompiledGrammar
-from specmatrix.engine.grammar_table import token_table
+from specmatrix.engine.device.token_tables import CompiledGrammar, token_table
 from specmatrix.engine.models.tokenizer import Tokenizer
 from specmatrix.errors import EngineError, RequestError, shown, text_of
 from specmatrix.extras import require
@@ -32,6 +31,8 @@ LIMITS: Final = (2.0, 512 * 2**20)
 # CPU time of a first attempt, for which no grammar waits behind slow ones.
 QUICK: Final = 0.25
 SECONDS: Final = 120.0
+# The last message of a fork that hit its limit of CPU time.
+SLOW: Final = ("ended", -signal.SIGPROF)
 # Recently used grammars, and refusals, that are kept: a large schema takes 30 MB.
 RECENT: Final = 64
 # xgrammar's method for a kind, if it is not called after it.
@@ -95,20 +96,15 @@ class CompilerProcess:
 
         library = tokenizers.Tokenizer.from_str(tokenizer)
         special = {token for token, kind in library.get_added_tokens_decoder().items() if kind.special}
-        ends = [token for token in eos_ids if token < vocab_size]
+        sizes: Any = {"vocab_size": vocab_size, "stop_token_ids": [token for token in eos_ids if token < vocab_size]}
         fast: Any = PreTrainedTokenizerFast  # transformers has no types
-        read = xgrammar.TokenizerInfo.from_huggingface(
-            fast(tokenizer_object=library), vocab_size=vocab_size, stop_token_ids=ends
-        )
+        read = xgrammar.TokenizerInfo.from_huggingface(fast(tokenizer_object=library), **sizes)
         texts = [b"" if token in special else text for token, text in enumerate(read.decoded_vocab)]
-        self._library = xgrammar
-        raw, spaced = xgrammar.VocabType.RAW, read.add_prefix_space
-        self._tokens = xgrammar.TokenizerInfo(
-            texts, raw, vocab_size=vocab_size, stop_token_ids=ends, add_prefix_space=spaced
-        )
+        self._library, sizes["add_prefix_space"] = xgrammar, read.add_prefix_space
+        self._tokens = xgrammar.TokenizerInfo(texts, xgrammar.VocabType.RAW, **sizes)
         self._limits = limits
-        self._running: tuple[ChildProcess, Channel] | None = None
         self._starting, self._recent = Lock(), _once(self._compile, RECENT)
+        self._start()
 
     def compile(self, constraint: Constraint, quick: bool = False) -> CompiledGrammar | str | None:
         """The compiled grammar, or why there is none; with `quick` None after QUICK seconds of CPU time. EngineError if
@@ -120,31 +116,29 @@ class CompilerProcess:
         with self._fork(constraint, seconds) as answers:
             kind, answer = _received(answers)
             then, table = _received(answers) if kind == "done" else (kind, answer)
-        slow = (then, table) == ("ended", -signal.SIGPROF)
-        if quick and slow:
-            return None
+        if (then, table) == SLOW and (quick or kind != "done"):
+            return None if quick else f"it took more than {seconds:g} s"
         if kind == "done":
             grammar = self._library.CompiledGrammar.deserialize_json(answer, self._tokens)
             return CompiledGrammar(grammar, table if then == "table" else None)
-        if kind == "refused" or slow:
-            return f"it took more than {seconds:g} s" if slow else str(answer)
-        assert self._running is not None
-        said = self._running[0].output_end(2000)
+        if kind == "refused":
+            return str(answer)
+        said = self._process.output_end(2000)
         raise EngineError(f"the process that compiles the grammar ended with status {answer}; ask again {said}".strip())
+
+    def _start(self) -> None:
+        self._process, self._connection = start(serve, self._tokens.serialize_json(), self._limits[1])
+        weakref.finalize(self, self._process.stop)
 
     def _fork(self, *asked: object) -> Channel:
         """A connection to a new fork that compiles a constraint within seconds of CPU time."""
         ours, theirs = Pipe()
         with self._starting, theirs, suppress(ConnectionError):  # the process has ended, and so has the connection
-            if self._running is not None and self._running[0].wait(0) is not None:
-                self._running[0].stdin.close()
-                self._running = None
-            if self._running is None:
-                self._running = start(serve, self._tokens.serialize_json(), self._limits[1])
-                weakref.finalize(self, self._running[0].stop)
-            process, connection = self._running
-            connection.send(asked)
-            send_handle(connection, theirs.fileno(), process.pid)
+            if self._process.wait(0) is not None:
+                self._process.stdin.close()
+                self._start()
+            self._connection.send(asked)
+            send_handle(self._connection, theirs.fileno(), self._process.pid)
         return ours
 
 

@@ -56,9 +56,14 @@ class RequestMatcher:
         self._special = frozenset(compiled.tokenizer_info.special_token_ids)
         self._marker = list(params.reasoning_end_ids)
         self._tokens: list[int] = []
-        self._begun = None if self._marker else 0  # index of the grammar's first token
+        self._fed: list[bool] = []  # whether each token has reached the grammar
         for token in output:
             self.push(token)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the next token is the grammar's."""
+        return self._fed[-1:] == [True] or self._tokens[len(self._tokens) - len(self._marker) :] == self._marker
 
     @property
     def ended(self) -> bool:
@@ -67,25 +72,22 @@ class RequestMatcher:
 
     def push(self, token: int) -> bool:
         """Advance by a token. False, without a change, if the grammar refuses it."""
-        barred = self.ended or token in self._special
-        if self._begun is not None and (barred or not self._matcher.accept_token(token)):
+        begun = self.begun
+        if begun and (self.ended or token in self._special or not self._matcher.accept_token(token)):
             return False
         self._tokens.append(token)
-        if self._begun is None and self._tokens[-len(self._marker) :] == self._marker:
-            self._begun = len(self._tokens)
+        self._fed.append(begun)
         return True
 
     def pop(self) -> None:
         """Take back the last token."""
-        if self._begun is not None and len(self._tokens) > self._begun:
-            self._matcher.rollback(1)
-        elif self._marker:
-            self._begun = None
         self._tokens.pop()
+        if self._fed.pop():
+            self._matcher.rollback(1)
 
     def fill(self, masks: Tensor, row: int) -> None:
         """Write the tokens that may follow to a row of masks int32 [rows, words], whose bits are set."""
-        if self._begun is not None and not self.ended:
+        if self.begun and not self.ended:
             self._matcher.fill_next_token_bitmask(masks, row)
 
 
@@ -115,7 +117,7 @@ class GrammarMasks:
                 continue
             self._by_row.pop(row.row, None)
             if self._tables is not None:
-                self._tables.clear([row.row])
+                self._tables.clear(row.row)
             params = row.admit[0]
             if params.constraint is not None:
                 assert row.arrived is not None
@@ -163,10 +165,9 @@ class GrammarMasks:
 
         A row in which nothing would be left stays as it is.
         """
-        allowed = None if states is None else states.allowed(states.nodes)
-        if allowed is None or self.path(plan) & HOST:
-            hosts = self._from_host(plan, tokens, parents)
-            allowed = hosts if allowed is None else allowed & hosts
+        allowed: Any = True if states is None else states.allowed(states.nodes)
+        if states is None or self.path(plan) & HOST:
+            allowed = self._from_host(plan, tokens, parents) & allowed
         masked = logits.masked_fill(~allowed, float("-inf"))
         left = masked.amax(-1) > float("-inf")
         changed = ~allowed.gather(2, logits.argmax(-1, keepdim=True))[..., 0]

@@ -1,15 +1,23 @@
-"""Token tables of small grammars on the device: which tokens may follow each state of a grammar, and the state after.
+"""Token tables of small grammars: which tokens may follow each state of a grammar, and the state after.
 
-A request's state stays on the device and follows the tokens that each step emits, so that its masks need no host at any
-lag, and rounds stay whole CUDA graphs. State 0 allows everything: of requests without a table, and behind the end of a
-grammar or a draft that it refuses. Masks equal those of the host's matchers to the bit.
+xgrammar serialises a grammar as rules, each an automaton over bytes that may call other rules. What may follow a text
+is decided by the set of its stacks, the places within nested rules (as in llama.cpp's grammars); a call in a rule's
+last place leaves nothing on the stack, so that repetition by recursion stays finite. The sets reached are the states.
+Each state's tokens are compared with a matcher's mask, to the bit: a grammar of which one differs has no table.
+
+Tables are read on the device. A request's state stays there and follows the tokens that each step emits, so that its
+masks need no host at any lag, and rounds stay whole CUDA graphs. State 0 allows everything: of requests without a
+table, and behind the end of a grammar or a draft that it refuses.
 """
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from functools import cache
+from itertools import pairwise, product
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,11 +26,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specmatrix.engine.core.schedule.grammar import Constraint
-from specmatrix.engine.device.staging import integers, sent
+from specmatrix.engine.device.staging import sent
 
 # The largest table that is kept: its states, and its classes of tokens, within which no state differs.
 MAX_STATES: Final = 1024
 MAX_CLASSES: Final = 512
+# Limits of the search: states between the bytes of tokens, stacks visited, rules within each other, and states by
+# tokens.
+MAX_BYTE_STATES: Final = 8 * MAX_STATES
+MAX_STACKS: Final = 200_000
+MAX_DEPTH: Final = 64
+MAX_CELLS: Final = 1 << 24
+EPSILON, CALL = -1, -2  # edges of xgrammar's automata that are no range of bytes
+# A node, and the nodes to return to, innermost first; () is behind the whole text.
+Stack: TypeAlias = tuple[int, ...]
+END: Final[Stack] = ()
+State: TypeAlias = frozenset[Stack]
 # Tables on the device at once, in 16 MiB and two bytes for each token of the vocabulary.
 KEPT: Final = 16
 FORBIDDEN, ENDED = -1, -2
@@ -74,6 +93,125 @@ class CompiledGrammar:
         return CompiledGrammar, (None, self.table)
 
 
+class _NoTableError(Exception):
+    """A limit of the search was reached, or the grammar has a form that it does not know."""
+
+
+def token_table(compiled: Any) -> TokenTable | None:  # noqa: ANN401 - xgrammar has no types
+    """The table of an xgrammar.CompiledGrammar, or None."""
+    try:
+        moves, ends = _byte_automaton(json.loads(compiled.grammar.serialize_json()))
+        return _over_tokens(compiled, moves, ends)
+    except (_NoTableError, MemoryError):
+        return None
+
+
+def _require(condition: object) -> None:
+    if not condition:
+        raise _NoTableError
+
+
+def _byte_automaton(grammar: dict[str, Any]) -> tuple[NDArray[np.int32], list[bool]]:
+    """The state after each state and byte, int32 [states, 256], -1 for none; and whether the text may end there."""
+    search = _Search(grammar)
+    states, rows, pending = {search.start: 0}, [], [search.start]
+    for state in pending:
+        row = np.full(256, -1, np.int32)
+        for byte, following in search.after(state).items():
+            row[byte] = states.setdefault(following, len(states))
+            if len(states) > len(pending):
+                pending.append(following)
+        rows.append(row)
+        _require(len(states) <= MAX_BYTE_STATES)
+    return np.stack(rows), [END in state for state in pending]
+
+
+class _Search:
+    """The sets of stacks of a grammar."""
+
+    def __init__(self, grammar: dict[str, Any]) -> None:
+        edges, rules = grammar["complete_fsm"]["edges"], grammar["per_rule_fsms"]
+        _require(all(rules))
+        self._edges = [edges["data_"][low:high] for low, high in pairwise(edges["indptr_"])]
+        self._starts = [rule[0][1] for rule in rules]
+        self._finals = {node for rule in rules for node in rule[0][2]}
+        self._visited = 0
+        self._closure = cache(self._closed)
+        self.start = self._closure(frozenset([(self._starts[grammar["root_rule_id"]],)]))
+
+    def after(self, state: State) -> dict[int, State]:
+        """The states after a state's bytes."""
+        following: dict[int, set[Stack]] = defaultdict(set)
+        for node, *back in state - {END}:
+            for low, high, target in self._edges[node]:
+                for byte in range(low, high + 1) if low >= 0 else ():
+                    following[byte].add((target, *back))
+        return {byte: self._closure(frozenset(places)) for byte, places in following.items()}
+
+    def _closed(self, places: State) -> State:
+        """The places that read a byte or end the text, of these and those reached from them without a byte."""
+        seen, pending = set(places), [*places]
+        while pending:
+            node, *back = pending.pop()
+            found = {self._entered(edge, back) for edge in self._edges[node] if edge[0] < 0}
+            if node in self._finals:
+                found.add((*back,))
+            pending += found - seen - {END}
+            seen |= found
+            self._visited += 1
+            _require(self._visited <= MAX_STACKS)
+        return frozenset(place for place in seen if place == END or any(edge[0] >= 0 for edge in self._edges[place[0]]))
+
+    def _entered(self, edge: list[int], back: list[int]) -> Stack:
+        """The place behind an edge without bytes."""
+        kind, rule, target = edge
+        if kind == EPSILON:
+            return target, *back
+        _require(kind == CALL and len(back) < MAX_DEPTH)
+        last = target in self._finals and not self._edges[target]
+        return self._starts[rule], *([] if last else [target]), *back
+
+
+def _over_tokens(compiled: Any, moves: NDArray[np.int32], ends: list[bool]) -> TokenTable:  # noqa: ANN401
+    """The table of the states that tokens reach, each compared with a matcher's mask."""
+    import xgrammar
+
+    tokens = compiled.tokenizer_info
+    size, stops = tokens.vocab_size, tokens.stop_token_ids
+    texts = [b"" if token in stops else text for token, text in enumerate(tokens.decoded_vocab)]
+    texts += [b""] * (size - len(texts))
+    lengths = np.array([*map(len, texts)])
+    padded = np.array(texts, f"S{lengths.max()}").view(np.uint8).reshape(size, -1)
+    numbers = np.full(len(moves) + 1, FORBIDDEN, np.int16)  # of the states of bytes, and of -1
+    numbers[0], rows, pending = 0, [], [(0, xgrammar.GrammarMatcher(compiled))]
+    for state, matcher in pending:
+        reached = _reached(moves, state, padded, lengths)
+        for following, token in zip(*map(np.ndarray.tolist, np.unique(reached, return_index=True)), strict=True):
+            if following >= 0 and numbers[following] == FORBIDDEN:
+                numbers[following] = len(pending)
+                pending.append((following, matcher.fork()))
+                _require(pending[-1][1].accept_token(token) and len(pending) <= min(MAX_STATES, MAX_CELLS // size))
+        rows.append(numbers[reached])
+        rows[-1][stops] = ENDED if ends[state] else FORBIDDEN
+        mask = xgrammar.allocate_token_bitmask(1, size)
+        matcher.fill_next_token_bitmask(mask)
+        allowed = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little")[:size]
+        _require(np.array_equal(allowed, rows[-1] != FORBIDDEN))
+    after, class_of = np.unique(np.stack(rows), axis=1, return_inverse=True)
+    _require(after.shape[1] <= MAX_CLASSES)
+    return TokenTable(np.ascontiguousarray(after), class_of.reshape(-1).astype(np.int16))
+
+
+def _reached(moves: NDArray[np.int32], state: int, texts: NDArray[np.uint8], lengths: NDArray[Any]) -> NDArray[Any]:
+    """The state of bytes after each token's text, -1 where it cannot follow."""
+    found = np.where(lengths > 0, state, -1)
+    ids = np.flatnonzero(lengths)
+    for column in range(texts.shape[1]):
+        found[ids] = moves[found[ids], texts[ids, column]]
+        ids = ids[(found[ids] >= 0) & (lengths[ids] > column + 1)]
+    return found
+
+
 class TokenTables:
     """The tables of an engine's requests, at most KEPT, and the state of each row of requests.
 
@@ -89,10 +227,10 @@ class TokenTables:
         self._slots: dict[Key, tuple[int, TokenTable]] = {}
         self._used: dict[int, int] = {}  # slot by row
 
-    def clear(self, rows: Sequence[int]) -> None:
-        """Free these rows."""
-        if any([self._used.pop(row, None) is not None for row in rows]):
-            self.state.index_fill_(0, integers(rows, self.state.device), 0)
+    def clear(self, row: int) -> None:
+        """Free a row."""
+        if self._used.pop(row, None) is not None:
+            self.state[row] = 0
 
     def admit(self, row: int, key: Key, table: TokenTable, output: Sequence[int]) -> bool:
         """Put a free row in its state after an output. False if there is no room for its table."""
@@ -108,9 +246,8 @@ class TokenTables:
             self._upload(*known)
         slot, state = known[0], known[1].state(output)
         self._used[row] = slot
-        at = integers([row], self.state.device)
-        self.slot.index_fill_(0, at, slot)
-        self.state.index_fill_(0, at, 1 + slot * MAX_STATES + state if state >= 0 else 0)
+        self.slot[row] = slot
+        self.state[row] = 1 + slot * MAX_STATES + state if state >= 0 else 0
         return True
 
     def _upload(self, slot: int, table: TokenTable) -> None:

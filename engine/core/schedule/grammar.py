@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Final, NamedTuple
 
 from specmatrix.errors import RequestError, shown, text_of
@@ -63,15 +63,9 @@ class Constraint(NamedTuple):
 
 def _schemas_of(tag: Any) -> list[Any]:  # noqa: ANN401 - JSON
     """The schemas in a structural tag."""
-    found, pending = [], [tag]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, dict):
-            found += [part[name] for name in SCHEMAS if name in part]
-            pending += [inner for name, inner in part.items() if name not in SCHEMAS]
-        elif isinstance(part, list):
-            pending += part
-    return found
+    parts = tag.items() if isinstance(tag, dict) else enumerate(tag) if isinstance(tag, list) else ()
+    found = ([inner] if name in SCHEMAS else _schemas_of(inner) for name, inner in parts)
+    return [*chain.from_iterable(found)]
 
 
 def _parts(schema: Any) -> list[Any]:  # noqa: ANN401 - JSON

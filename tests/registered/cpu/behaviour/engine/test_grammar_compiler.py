@@ -83,7 +83,7 @@ def children(pid: int) -> set[int]:
 
 
 def test_slow_grammars_delay_no_other_and_end_alone():
-    made, before = process((60.0, 2**29)), children(os.getpid())
+    before, made = children(os.getpid()), process((60.0, 2**29))
     made.compile(Constraint("regex", "a"))
     (root,) = children(os.getpid()) - before
     with ThreadPoolExecutor(4) as threads:
@@ -113,13 +113,26 @@ def test_a_quick_attempt_gives_a_slow_grammar_up_and_the_next_one_compiles_it(mo
 
 
 def test_a_process_that_something_kills_is_started_again_and_refuses_no_grammar():
-    made, before, word = process(), children(os.getpid()), Constraint("regex", "a")
+    before, made, word = children(os.getpid()), process(), Constraint("regex", "a")
     made.compile(word)
     (first,) = children(os.getpid()) - before
     os.kill(first, signal.SIGKILL)  # idle, as by the kernel when memory is short
     os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
     assert made.compile(Constraint("regex", "b")).grammar and made.compile(word).grammar
     assert (children(os.getpid()) - before).isdisjoint({first})
+
+
+def no_compiler(*_: object) -> None:
+    raise SystemExit("no such library")
+
+
+def test_a_process_that_does_not_start_says_why(monkeypatch):
+    monkeypatch.setattr(grammar_compiler, "serve", no_compiler)
+    made = process()
+    made._process.wait(60.0)
+    with pytest.raises(EngineError, match=r"^the process that compiles the grammar ended with status -9; ask again\b"):
+        made.compile(Constraint("regex", "a"))
+    assert "no such library" in made._process.output_end(2000)
 
 
 def test_first_grammars_of_several_threads_start_one_process(monkeypatch):
