@@ -123,8 +123,10 @@ class CompilerProcess:
             return CompiledGrammar(grammar, table if then == "table" else None)
         if kind == "refused":
             return str(answer)
-        said = self._process.output_end(2000)
-        raise EngineError(f"the process that compiles the grammar ended with status {answer}; ask again {said}".strip())
+        if self._process.wait(0.1) is not None:
+            self._process.stop()  # its output is complete then
+        said = f"ended with status {answer}; ask again {self._process.output_end(2000)}"
+        raise EngineError(f"the process that compiles the grammar {said.strip()}")
 
     def _start(self) -> None:
         self._process, self._connection = start(serve, self._tokens.serialize_json(), self._limits[1])
@@ -135,7 +137,6 @@ class CompilerProcess:
         ours, theirs = Pipe()
         with self._starting, theirs, suppress(ConnectionError):  # the process has ended, and so has the connection
             if self._process.wait(0) is not None:
-                self._process.stdin.close()
                 self._start()
             self._connection.send(asked)
             send_handle(self._connection, theirs.fileno(), self._process.pid)

@@ -222,6 +222,5 @@ class GrammarMasks:
             staged.event.synchronize()
         rows = zip(matchers, staged.output.tokens.tolist(), staged.output.count.tolist(), strict=True)
         for matcher, tokens, taken in rows:
-            for token in tokens[:taken]:
-                if matcher is not None:
-                    matcher.push(token)
+            for token in tokens[:taken] if matcher is not None else ():
+                matcher.push(token)
