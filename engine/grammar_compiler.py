@@ -68,8 +68,7 @@ class GrammarCompiler:
             return live
         require("xgrammar")
         ends = tuple(sorted(self._tokenizer.eos_ids))
-        process = _process(self._tokenizer.backend_tokenizer.to_str(), ends, self._vocab_size)
-        found = process.compile(constraint, quick)
+        found = _process(self._tokenizer.text, ends, self._vocab_size).compile(constraint, quick)
         if isinstance(found, str):
             kind, text = constraint
             raise RequestError(f"{kind} is {shown(text)}; allowed: a grammar that xgrammar compiles ({found})")

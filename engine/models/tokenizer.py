@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,21 @@ class Tokenizer:
 
     bos_id: prepended to every encoded text, None if the checkpoint has none or does not prepend it (Qwen's). eos_ids:
     ids that end a text. longest: characters of the longest token. Raises ConfigError on files that are
-    missing or damaged. backend_tokenizer: that of the package tokenizers.
+    missing or damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
         folder = Path(path)
-        self.backend_tokenizer = self._tokenizer = _read(folder / "tokenizer.json")
+        self._tokenizer = _read(folder / "tokenizer.json")
         begins, ends = _special_ids(folder)
         self.bos_id = begins[0] if begins and self._puts(begins[0], folder) else None
         self.eos_ids = frozenset(ends)
         self.longest = max(map(len, self._tokenizer.get_vocab()), default=1)
+
+    @cached_property
+    def text(self) -> str:
+        """A text of tokenizer.json."""
+        return self._tokenizer.to_str()
 
     def _puts(self, bos: int, folder: Path) -> bool:
         """Whether to prepend bos: as tokenizer_config.json says, or else if tokenizer.json does."""

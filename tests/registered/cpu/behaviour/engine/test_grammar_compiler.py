@@ -23,7 +23,7 @@ GROWS = Constraint("regex", "(.{1,3000}){1,30}")
 
 
 def process(limits: tuple[float, int] = LIMITS) -> CompilerProcess:
-    return CompilerProcess(TOKENIZER.backend_tokenizer.to_str(), (1,), 800, limits)
+    return CompilerProcess(TOKENIZER.text, (1,), 800, limits)
 
 
 @pytest.fixture(scope="module")
