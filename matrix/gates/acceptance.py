@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, zip_longest
 from typing import Any, Final, NamedTuple
 
 from specmatrix.engine.core.draft.algorithms import Traits, algorithm
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
 from specmatrix.matrix.gates.pairing import first_difference
 from specmatrix.matrix.gates.same_texts import NUMBER, rounds_of
 from specmatrix.matrix.gates.session_baseline import (
@@ -22,7 +22,6 @@ from specmatrix.matrix.gates.session_baseline import (
     mismatching_turns,
     oracle_rounds,
 )
-from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.grammar import followed, following
 from specmatrix.matrix.oracles.naive_rounds import NaiveCheck, Sure, naive_check
 from specmatrix.matrix.oracles.shared_replay import ReplayError, SharedReplay, first_replay_mismatch, rounds_read
@@ -105,7 +104,7 @@ class RoundsPair(NamedTuple):
 
 
 @dataclass
-class AcceptanceGate:
+class AcceptanceGate(PackageGate):
     """Compares greedy requests with the oracle prompt by prompt, and session turns with their session baseline. A
     subject that reports only a histogram of accepted drafts gives no order of rounds, so texts longer than the oracle's
     are left out.
@@ -116,7 +115,6 @@ class AcceptanceGate:
 
     name: str = "acceptance"
     needs: frozenset[Capability] = frozenset({Capability.ROUNDS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("acceptance"))
     oracle: Callable[[str], Oracle | None] = oracle_of
     exact: bool = True
     replays: bool = True

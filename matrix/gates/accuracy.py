@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.gate import Number, Outcome, PackageGate, State
 from specmatrix.matrix.gates.pairing import AnswerPair, pairs, unpaired
-from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
@@ -36,12 +35,11 @@ def card_accuracy(target: str, root: Path = CHECKPOINTS) -> float | None:
 
 
 @dataclass
-class AccuracyGate:
+class AccuracyGate(PackageGate):
     """Correct answers paired with the baseline's, by two extractors; a tripwire detects a collapse on both sides."""
 
     name: str = "accuracy"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("accuracy"))
     card: Callable[[str], float | None] = card_accuracy
 
     def applies(self, cell: Cell) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.gate import Number, Outcome, PackageGate, State
 from specmatrix.matrix.gates.journal_rounds import first_journal_mismatch
-from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.adaptive import AdaptiveMismatch, AdaptiveReplay, widest
 from specmatrix.matrix.subjects.protocol import Capability, Run, Trace
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
@@ -17,7 +16,7 @@ from specmatrix.matrix.workloads.sessions import WAVES
 
 
 @dataclass
-class AdaptiveGate:
+class AdaptiveGate(PackageGate):
     """Replays the controller's trace with an independent implementation, and compares its rounds with the journal and
     its observations with the answers.
 
@@ -26,7 +25,6 @@ class AdaptiveGate:
 
     name: str = "adaptive"
     needs: frozenset[Capability] = frozenset({Capability.TRACE, Capability.JOURNAL, Capability.COUNTERS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("adaptive"))
 
     def applies(self, cell: Cell) -> bool:
         """Cells with adaptive depth; if the engine makes it static, `config` and `effective` report that."""

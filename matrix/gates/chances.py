@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.gate import Number, Outcome, PackageGate, State
 from specmatrix.matrix.gates.rejection import Places, add_chances, by_position, least_likely, too_often
-from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.drawn_rounds import Text, chances_along
 from specmatrix.matrix.subjects.protocol import AcceptanceRule, Answer, Capability, Profile, Run
 from specmatrix.matrix.workloads.build import draws_apply
@@ -21,7 +20,7 @@ ROUNDS: Final = 400
 
 
 @dataclass
-class ChancesGate:
+class ChancesGate(PackageGate):
     """Each draft is accepted as often as the rule that the subject's profile states says, given the text before it:
     with the sum of min(p, q) if it is drawn from q, else with the probability of the draft's best token. p and q are
     of the target's own network and of naive drafts, under the request's temperature and filters, so that rounds are
@@ -31,7 +30,6 @@ class ChancesGate:
 
     name: str = "rejection"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS, Capability.ROUNDS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("rejection"))
     accepts: Callable[[Cell], AcceptanceRule] = Profile(frozenset()).rule_of
 
     def applies(self, cell: Cell) -> bool:

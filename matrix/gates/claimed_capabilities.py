@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Gate, Outcome, State
-from specmatrix.matrix.gates.thresholds import thresholds
+from specmatrix.matrix.gates.gate import Outcome, PackageGate, State
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
@@ -20,12 +19,10 @@ SPARE: Final = 2
 
 
 @dataclass
-class ClaimedCapabilitiesGate(Gate):
+class ClaimedCapabilitiesGate(PackageGate):
     """Every claimed capability is delivered, and in a cell with a drafter they prove that rounds with drafts ran."""
 
     name: str = "claimed_capabilities"
-    needs: frozenset[Capability] = frozenset()
-    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("claimed_capabilities"))
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED without requests."""

@@ -15,8 +15,7 @@ from specmatrix.engine.core.config.rules import suffix
 from specmatrix.engine.core.config.rules.ngram import FLAGS, PREFIX
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Gate, Number, Outcome, State
-from specmatrix.matrix.gates.thresholds import thresholds
+from specmatrix.matrix.gates.gate import Number, Outcome, PackageGate, State
 from specmatrix.matrix.golden.outcomes import (
     FIELDS,
     GOLDEN_FILE,
@@ -39,14 +38,13 @@ REVIEW: Final = "python -m pytest tests/registered/cpu/unit/matrix/golden --forc
 
 
 @dataclass
-class ConfigGate(Gate):
+class ConfigGate(PackageGate):
     """Compares every field with the golden table; explicitly set values must run unless a rewrite is reported. The
     resolved values, all set by flags, must resolve to themselves, and flags that a start refuses or rewrites must do so
     as reviewed."""
 
     name: str = "config"
     needs: frozenset[Capability] = frozenset({Capability.READBACK, Capability.RESOLUTION})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("config"))
     golden: Golden = field(default_factory=golden_table)
     flags: FlagOutcomes = field(default_factory=golden_flags)
 

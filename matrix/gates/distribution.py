@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.gate import Number, Outcome, PackageGate, State
 from specmatrix.matrix.gates.pairing import AnswerPair, pairs, unpaired
-from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.joint_law import joint_law
 from specmatrix.matrix.subjects.protocol import AcceptanceRule, Capability, Profile, Run
 from specmatrix.matrix.workloads.build import DRAWN_TOKENS, draws_apply
@@ -33,7 +32,7 @@ Draw = tuple[RequestSpec, Context, int]
 
 
 @dataclass
-class DistributionGate:
+class DistributionGate(PackageGate):
     """The randomised probability integral transform of all draws must be uniform.
 
     The distribution is rebuilt from the run's log-probabilities (softmax of logits / temperature) with top-k and top-p
@@ -50,7 +49,6 @@ class DistributionGate:
 
     name: str = "distribution"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS, Capability.LOGPROBS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("distribution"))
     accepts: Callable[[Cell], AcceptanceRule] = Profile(frozenset()).rule_of
 
     def applies(self, cell: Cell) -> bool:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from specmatrix.matrix.gates.evidence import EVIDENCE, GPU_EVIDENCE, Evidence
-from specmatrix.matrix.gates.gate import Gate, Number, Outcome, State
-from specmatrix.matrix.gates.thresholds import thresholds
+from specmatrix.matrix.gates.gate import Number, Outcome, PackageGate, State
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
@@ -22,12 +21,11 @@ REQUIRED: Final = (
 
 
 @dataclass
-class EffectiveGate(Gate):
+class EffectiveGate(PackageGate):
     """The running values equal the resolved ones, the drafter kept its protocol, all evidence that applies holds."""
 
     name: str = "effective"
     needs: frozenset[Capability] = frozenset({Capability.READBACK, Capability.COUNTERS, Capability.RESOLUTION})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("effective"))
     evidence: tuple[Evidence, ...] = (*EVIDENCE, *GPU_EVIDENCE)
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:

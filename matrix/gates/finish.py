@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from math import isclose, nan
 from typing import Any, get_args
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Blame, Gate, Number, Outcome, State
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
 from specmatrix.matrix.gates.pairing import phase_of
-from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.finish import StopRule, banned_early, ending, text_of
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
@@ -21,12 +20,11 @@ from specmatrix.matrix.zoo.registry import eos_ids
 
 
 @dataclass
-class FinishGate(Gate):
+class FinishGate(PackageGate):
     """Recomputes each ending from the token ids, and checks the identities between the reported metrics."""
 
     name: str = "finish"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("finish"))
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED if a request has no answer."""

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Final, Protocol
 
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
@@ -84,3 +85,15 @@ class Gate(Protocol):
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """Compare the cell's run with the same requests decoded without a drafter."""
         ...
+
+
+@dataclass
+class PackageGate(Gate):
+    """A gate of this package; its thresholds are those of thresholds.yaml under its name, unless it is given others."""
+
+    name: str = ""
+    needs: frozenset[Capability] = frozenset()
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.thresholds = self.thresholds or thresholds(self.name)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from specmatrix.engine.core.draft.algorithms import algorithm
 from specmatrix.engine.core.schedule.grammar import KINDS
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
-from specmatrix.matrix.gates.thresholds import thresholds
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
 from specmatrix.matrix.oracles.grammar import following, unreadable
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.boundaries import behind, due_places, place_of
@@ -38,13 +37,11 @@ ENDED: Final = {"grammar.ended_inside": "no grammar ended at a draft"}
 
 
 @dataclass
-class GrammarGate:
+class GrammarGate(PackageGate):
     """Each token of a request with a grammar is one that a fresh matcher allows after those before it, and an
     independent parser reads each whole answer: jsonschema, Python's `re`, or lark."""
 
     name: str = "grammar"
-    needs: frozenset[Capability] = frozenset()
-    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("grammar"))
 
     def applies(self, cell: Cell) -> bool:
         """Cells whose requests have grammars."""

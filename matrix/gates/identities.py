@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isclose, nan
 from typing import Any, Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.gates.thresholds import thresholds
+from specmatrix.matrix.gates.gate import Outcome, PackageGate, State
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
@@ -17,12 +16,11 @@ COUNTS: Final = ("spec_verify_ct", "spec_num_correct_drafts", "spec_num_proposed
 
 
 @dataclass
-class IdentitiesGate:
+class IdentitiesGate(PackageGate):
     """Five identities over `Answer.meta_info` with SGLang's keys, and that the rounds can have emitted the tokens."""
 
     name: str = "identities"
     needs: frozenset[Capability] = frozenset({Capability.HISTOGRAM})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("identities"))
 
     def applies(self, cell: Cell) -> bool:
         """Cells with a drafter."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-from specmatrix.matrix.gates.gate import Gate, Number, Outcome, State
-from specmatrix.matrix.gates.thresholds import thresholds
+from specmatrix.matrix.gates.gate import Number, Outcome, PackageGate, State
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
@@ -21,7 +20,7 @@ COUNTED: Final = frozenset(
 
 
 @dataclass
-class LeaksGate(Gate):
+class LeaksGate(PackageGate):
     """Every count of `alive` in the readback is zero, and none of COUNTED is missing.
 
     The engine counts, except for request objects, which are counted by weak references.
@@ -29,7 +28,6 @@ class LeaksGate(Gate):
 
     name: str = "leaks"
     needs: frozenset[Capability] = frozenset({Capability.READBACK, Capability.WORK})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("leaks"))
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED without a count."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.errors import LedgerError
-from specmatrix.matrix.gates.gate import Blame, Gate, Number, Outcome, State
-from specmatrix.matrix.gates.thresholds import thresholds
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
 from specmatrix.matrix.oracles.ledger import AuditError, Move, audit
 from specmatrix.matrix.subjects.protocol import Capability, Memory, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
@@ -16,7 +15,7 @@ from specmatrix.reports.schema import REFERENCE
 
 
 @dataclass
-class LedgerGate(Gate):
+class LedgerGate(PackageGate):
     """Audits the journal against the ledger's laws, counts pages once the engine is idle, compares `cached_tokens` with
     the first admission, checks the stamps of the KV slots, and that nothing writes to a cached page. Which pages are
     reused follows from their texts, as `schedule` predicts.
@@ -26,7 +25,6 @@ class LedgerGate(Gate):
 
     name: str = "ledger"
     needs: frozenset[Capability] = frozenset({Capability.JOURNAL, Capability.MEMORY, Capability.COUNTERS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("ledger"))
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED without a journal or without checked stamps."""

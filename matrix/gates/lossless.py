@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from specmatrix.matrix.cells.cell import HYBRIDS, Cell
-from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
 from specmatrix.matrix.gates.pairing import TIE_NATS, AnswerPair, first_difference, is_tie, pairs, phase_of, unpaired
 from specmatrix.matrix.gates.precision import PrecisionGate
 from specmatrix.matrix.gates.thresholds import thresholds
@@ -54,7 +54,7 @@ def _column(mine: Sequence[tuple[int, float]], theirs: Sequence[tuple[int, float
 
 
 @dataclass
-class LosslessGate:
+class LosslessGate(PackageGate):
     """Equal tokens and log-probabilities of run and baseline, and of the greedy baseline and Hugging Face transformers.
 
     oracle: None leaves the second comparison to the gate `oracle`. is_oracle_tie: recognises ties if the subject

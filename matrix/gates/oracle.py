@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
 from specmatrix.matrix.gates.pairing import TIE_NATS, first_difference
 from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.margins import margin
@@ -17,7 +17,7 @@ from specmatrix.matrix.workloads.stored_oracle import Oracle, oracle_index, orac
 
 
 @dataclass
-class OracleGate:
+class OracleGate(PackageGate):
     """Compares the baseline's greedy requests on the oracle's prompts with the oracle, along the oracle's text.
 
     Two libraries round differently. If the baseline deviates from the oracle where the margin of the oracle's two best

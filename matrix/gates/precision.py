@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from math import isfinite, sqrt
 from statistics import fmean
 from typing import Final, NamedTuple
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
-from specmatrix.matrix.gates.thresholds import thresholds
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
 from specmatrix.matrix.oracles.precision import PreciseToken, followed, precise_tokens
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
@@ -38,7 +37,7 @@ class Precise(NamedTuple):
 
 
 @dataclass
-class PrecisionGate:
+class PrecisionGate(PackageGate):
     """Every token of run and baseline is float32's, or within a bound of it: a tie, which is counted.
 
     tie_nats bounds how far a greedy token may be off, as `PreciseToken` says, drawn_nats a sampled one, of which
@@ -50,7 +49,6 @@ class PrecisionGate:
 
     name: str = "precision"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS, Capability.SAMPLED_IDENTITY})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("precision"))
     tokens: Callable[..., Sequence[PreciseToken]] = precise_tokens
 
     def applies(self, cell: Cell) -> bool:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.thresholds import thresholds
+from specmatrix.matrix.gates.gate import Number, Outcome, PackageGate, State
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 
 @dataclass
-class RanksGate:
+class RanksGate(PackageGate):
     """All ranks report equal digests for every step of the run."""
 
     name: str = "ranks"
     needs: frozenset[Capability] = frozenset({Capability.RANKS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("ranks"))
 
     def applies(self, cell: Cell) -> bool:
         """Cells with several ranks."""

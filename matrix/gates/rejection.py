@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.acceptance import sure_of
-from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
-from specmatrix.matrix.gates.thresholds import thresholds
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
 from specmatrix.matrix.oracles.drawn_rounds import DrawnRound, Text, drawn_round
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
@@ -40,14 +39,13 @@ class Replayed(NamedTuple):
 
 
 @dataclass
-class RejectionGate:
+class RejectionGate(PackageGate):
     """Each round of a sampled request is what p, q and the random numbers of its seed give: its drafts, those accepted
     and the token behind them. Over all rounds each draft was accepted as often as p and q say: under the token rule
     with the sum of min(p, q) if those before it were, under the block rule with h."""
 
     name: str = "rejection"
     needs: frozenset[Capability] = frozenset({Capability.ROUNDS, Capability.RESOLUTION})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("rejection"))
 
     def applies(self, cell: Cell) -> bool:
         """Cells whose drafts are drawn; all of them have sampled requests."""

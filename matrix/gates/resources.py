@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from specmatrix.engine.core.config.asked import GIB
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.thresholds import thresholds
+from specmatrix.matrix.gates.gate import Number, Outcome, PackageGate, State
 from specmatrix.matrix.subjects.protocol import Capability, GraphRound, Resources, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
@@ -20,7 +19,7 @@ ON_HOST: Final = 2  # from this value on
 
 
 @dataclass
-class ResourcesGate:
+class ResourcesGate(PackageGate):
     """In the steady state nothing is captured or runs without a graph; memory is what was budgeted, and is reported;
     kernels start early where the GPU can.
 
@@ -30,7 +29,6 @@ class ResourcesGate:
 
     name: str = "resources"
     needs: frozenset[Capability] = frozenset({Capability.RESOURCES, Capability.READBACK, Capability.COUNTERS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("resources"))
 
     def applies(self, cell: Cell) -> bool:
         """Cells of one rank; on a CPU none, as the runner knows."""

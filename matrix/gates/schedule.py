@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.evidence import widest
-from specmatrix.matrix.gates.gate import Blame, Gate, Number, Outcome, State
-from specmatrix.matrix.gates.thresholds import thresholds
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
 from specmatrix.matrix.oracles.budget import wrong_budgets
 from specmatrix.matrix.oracles.forwards import DraftShape, SparePositions, needless_forwards
 from specmatrix.matrix.oracles.ledger import groups_of
@@ -21,7 +19,7 @@ from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 
 @dataclass
-class ScheduleGate(Gate):
+class ScheduleGate(PackageGate):
     """Predicts every step with a second scheduler, and compares what was admitted, reused, evicted, retracted, computed
     and read with the journal and with the forwards that ran.
 
@@ -30,7 +28,6 @@ class ScheduleGate(Gate):
 
     name: str = "schedule"
     needs: frozenset[Capability] = frozenset({Capability.JOURNAL, Capability.WORK})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("schedule"))
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED without a journal, without a log of the work, or if no forward was seen."""

@@ -3,24 +3,22 @@ predicted by `schedule`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Blame, Number, Outcome, State
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
 from specmatrix.matrix.gates.refusals import refusal_fault
-from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 
 @dataclass
-class SessionGate:
+class SessionGate(PackageGate):
     """Compares each turn's prompt with its history and its own tokens, and refusals with those that are due."""
 
     name: str = "session"
     needs: frozenset[Capability] = frozenset({Capability.SESSIONS, Capability.JOURNAL, Capability.TOKEN_IDS})
-    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("session"))
 
     def applies(self, cell: Cell) -> bool:
         """Cells whose requests are turns or branches of sessions."""

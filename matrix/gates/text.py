@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.gate import Number, Outcome, PackageGate, State
 from specmatrix.matrix.gates.oracle import OracleGate, comparable
-from specmatrix.matrix.gates.thresholds import thresholds
-from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
+from specmatrix.matrix.subjects.protocol import Answer, Run
 from specmatrix.matrix.workloads.finish import ending, text_of
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
 
 
 @dataclass
-class TextGate:
+class TextGate(PackageGate):
     """Greedy texts: the run's equal the baseline's, where there is one, and the oracle's on its prompts.
 
     target_oracle: None if the server tokenises prompts itself, so that the oracle's tokens differ.
     """
 
     name: str = "text"
-    needs: frozenset[Capability] = frozenset()
-    thresholds: Mapping[str, float] = field(default_factory=lambda: thresholds("text"))
     target_oracle: OracleGate | None = field(default_factory=OracleGate)
 
     def applies(self, cell: Cell) -> bool:
