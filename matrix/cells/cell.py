@@ -3,53 +3,34 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from operator import getitem
+from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
+
+import msgspec
 
 from specmatrix.engine.core.config.asked import AUTO, Auto, EngineConfig
 from specmatrix.engine.core.draft.algorithms import Traits, algorithm, is_registered
 from specmatrix.errors import ConfigError, nearest, shown
 from specmatrix.matrix.cells.axes import AXES, INDEX, NAMES, OWN_VALUES, START_AXES, Axis, OwnValue, axis
-from specmatrix.matrix.cells.start_settings import CORPUS, session_retract
 from specmatrix.matrix.cells.start_settings import TEXTS as SLOTS
+from specmatrix.matrix.cells.start_settings import session_retract
 
-# Zoo names: the target of each value of `model`, and its drafts; Mistral and the hybrids use Llama's standalone one.
-MODELS: Final = {
-    "llama": "llama-mini", "qwen3": "qwen3-mini", "deepseek": "deepseek-mini", "mistral": "mistral-mini",
-    "qwen3next": "qwen3next-mini", "qwen35": "qwen35-mini",
-    "llama_json": "llama-mini-json",
-}  # fmt: skip
-# Those with a recurrent state.
-HYBRIDS: Final = frozenset({"qwen3next", "qwen35"})
-DRAFTS: Final = {
-    ("llama", "standalone"): "llama-mini-standalone",
-    ("llama", "eagle3"): "llama-mini-eagle3",
-    ("llama", "eagle"): "llama-mini-eagle",
-    ("llama", "dflash"): "llama-mini-dflash",
-    ("qwen3", "standalone"): "qwen3-mini-standalone",
-    ("qwen3", "eagle3"): "qwen3-mini-eagle3",
-    ("mistral", "standalone"): "llama-mini-standalone",
-    ("qwen3next", "standalone"): "llama-mini-standalone",
-    ("qwen35", "standalone"): "llama-mini-standalone",
-    ("qwen35", "eagle3"): "qwen35-mini-eagle3",
-    ("llama_json", "eagle3"): "llama-mini-json-eagle3",
-    ("llama", "standalone.parallel"): "llama-mini-pard",
-    ("llama", "eagle3.parallel"): "llama-mini-peagle",
-    ("llama", "dflash.dflash2"): "llama-mini-dflash2",
-    ("llama", "dspark.vanilla"): "llama-mini-dspark",
-    ("llama", "dspark.gated"): "llama-mini-dspark-gated",
-    ("llama", "dspark.rnn"): "llama-mini-dspark-rnn",
-}
-# The n-gram lookup mode per model, so that all modes are covered without another axis: most recent match first, most
-# frequent first, corpus first.
-GRAMS: Final[dict[str, dict[str, Any]]] = {
-    "qwen3": {"speculative_ngram_match_type": "PROB"},
-    "deepseek": {"speculative_ngram_external_corpus_path": CORPUS, "speculative_ngram_external_sam_budget": 3},
-}
-# The options of suffix decoding per model, so that other than default ones run without another axis.
-SUFFIXES: Final[dict[str, dict[str, Any]]] = {
-    "qwen3": {"speculative_suffix_max_cached_requests": 2, "speculative_suffix_max_spec_offset": 1.0},
-    "qwen3next": {"speculative_suffix_max_tree_depth": 8, "speculative_suffix_max_spec_factor": 2.0},
-}
+
+class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A value of the axis `model` in models.yaml, which explains its fields."""
+
+    target: str
+    drafts: dict[str, str] = {}
+    recurrent: bool = False
+    ngram: dict[str, Any] = {}
+    suffix: dict[str, Any] = {}
+
+
+ROWS: Final = msgspec.yaml.decode(Path(__file__).with_name("models.yaml").read_bytes(), type=dict[str, Model])
+# The zoo's name of each target, and of the drafts by model and drafter.
+MODELS: Final = {name: row.target for name, row in ROWS.items()}
+DRAFTS: Final = {(name, drafter): draft for name, row in ROWS.items() for drafter, draft in row.drafts.items()}
+HYBRIDS: Final = frozenset(name for name, row in ROWS.items() if row.recurrent)
 # Tight memory fits a workload's longest request alone, but no two requests to their end. It is the larger of these two
 # sizes: with fewer pages no request would ever need a second page.
 TIGHT_TOKENS: Final = 192
@@ -270,7 +251,7 @@ class Cell(NamedTuple):
             tp_size=self.ranks,
             dtype=AUTO if self.numerics == "float32" else "bfloat16",
             random_seed=0 if self.spec_version == "v1" else ENGINE_SEED,
-            **{"ngram": GRAMS, "suffix": SUFFIXES}.get(self.algorithm, {}).get(self.model, {}),
+            **(getattr(ROWS[self.model], self.algorithm) if self.algorithm in ("ngram", "suffix") else {}),
         )
         for own in self.own_values.values():
             found = replace(found, **own.config)

@@ -12,7 +12,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from specmatrix.engine.api import LLM, Output
 from specmatrix.engine.build import Locate
@@ -35,33 +38,10 @@ PARAMS: Final = (
     SamplingParams(max_new_tokens=20, temperature=0.9, seed=3, ignore_eos=True),
     SamplingParams(max_new_tokens=17, temperature=0.6, top_k=20, seed=4, return_logprob=True),
 )
-STARTS: Final[dict[str, dict[str, object]]] = {
-    # The ledger looks at every page of the pool in every step.
-    "v2": {"spec_version": "v2", "max_total_tokens": 4096},
-    "v1, pages of 7, chunks of 5": {
-        "spec_version": "v1",
-        "max_total_tokens": 4096,
-        "page_size": 7,
-        "chunked_prefill_size": 5,
-    },
-    "v2, memory for two": {
-        "spec_version": "v2",
-        # Each of PROMPTS fits alone; all three do not with the zoo's tokenizer, so one is retracted.
-        "max_total_tokens": 120,
-        "page_size": 4,
-        "max_running_requests": 3,
-    },
-}
-# Long answers of requests together and then alone, whose rounds accept chosen numbers of drafts. Without cached
-# prompts, which a drafter that carries its text does not see.
-FORCED: Final[dict[str, dict[str, object]]] = {
-    f"every accepted count, {timing}": {
-        "spec_version": timing,
-        "max_total_tokens": 4096,
-        "disable_radix_cache": True,
-    }
-    for timing in ("v1", "v2")
-}
+_TABLE: Final = msgspec.yaml.decode(
+    Path(__file__).with_name("starts.yaml").read_bytes(), type=dict[str, dict[str, dict[str, Any]]]
+)
+STARTS, FORCED = _TABLE["starts"], _TABLE["forced"]
 FORCED_PARAMS: Final = (
     SamplingParams(max_new_tokens=160, ignore_eos=True),
     SamplingParams(max_new_tokens=160, ignore_eos=True, temperature=0.9, seed=3),
