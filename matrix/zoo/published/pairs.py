@@ -1,7 +1,6 @@
 """The published checkpoints of `matrix/zoo/data/published.yaml`, which explains its fields: targets, the drafters that
 the GPU tiers run with them, and what others measured with them on GSM8K. Imports no torch."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -150,15 +149,6 @@ def missing(pair: ModelPair, models: Path | None = None) -> list[str]:
     return found
 
 
-def hub(environment: Mapping[str, str] = os.environ) -> Path:
-    """The hub's download cache, chosen as by huggingface_hub."""
-    if found := environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE"):
-        return Path(found).expanduser()
-    if found := environment.get("HF_HOME"):
-        return Path(found).expanduser() / "hub"
-    return Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface" / "hub"
-
-
 def find(model: Published, models: Path | None = None) -> Path:
     """The folder of a checkpoint: `models`/organisation/name or `models`/name, or its commit in the hub's cache.
 
@@ -173,23 +163,14 @@ def find(model: Published, models: Path | None = None) -> Path:
         if not folder.is_dir():
             raise ConfigError(f"{model.repo} is not in {models} (expected {folder}); {fetch(model, folder)}")
         return folder
-    cache = hub() / f"models--{model.repo.replace('/', '--')}"
-    commit = _commit(model, cache)
-    folder = cache / "snapshots" / commit
-    if commit and folder.is_dir():
-        return folder
-    others = sorted(path.name for path in (cache / "snapshots").glob("*") if path.is_dir())
-    wanted = "" if model.revision == TIP else f" at {model.revision}"
-    there = f", which has only other commits of it ({others[0]})" if others else ""
-    raise ConfigError(f"{model.repo}{wanted} is not in {hub()}{there}; {fetch(model)}")
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
-
-def _commit(model: Published, cache: Path) -> str:
-    """The commit of a revision, "" if unknown."""
-    if model.revision != TIP:
-        return model.revision
-    tip = cache / "refs" / TIP
-    return tip.read_text(encoding="utf-8", errors="replace").strip() if tip.is_file() else ""
+    try:
+        return Path(snapshot_download(model.repo, revision=model.revision, local_files_only=True))
+    except LocalEntryNotFoundError:
+        wanted = "" if model.revision == TIP else f" at {model.revision}"
+        raise ConfigError(f"{model.repo}{wanted} is not in {constants.HF_HUB_CACHE}; {fetch(model)}") from None
 
 
 def fetch(model: Published, folder: Path | None = None) -> str:

@@ -17,7 +17,7 @@ ASK = ["accuracy", "--data", str(TEST), "--checkpoint"]
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """A machine with or without a GPU, and nothing downloaded."""
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     return lambda gpu: monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.models.config import read_model_config
 from specmatrix.engine.models.loader import facts_of
-from specmatrix.matrix.zoo.published.pairs import MODELS, PAIRS, TIP, find, hub, pair_of
+from specmatrix.matrix.zoo.published.pairs import MODELS, PAIRS, TIP, find, pair_of
 from tests.support.refusals import refusal
 
 
@@ -64,7 +64,7 @@ FETCH = f"`hf download Qwen/Qwen3-8B --revision {COMMIT}` fetches it"
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     return tmp_path
 
 
@@ -72,20 +72,6 @@ def snapshot(cache: Path, commit: str) -> Path:
     folder = cache / "models--Qwen--Qwen3-8B" / "snapshots" / commit
     folder.mkdir(parents=True)
     return folder
-
-
-@pytest.mark.parametrize(
-    ("environment", "folder"),
-    [
-        ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a"),
-        ({"HUGGINGFACE_HUB_CACHE": "/c", "HF_HOME": "/b"}, "/c"),
-        ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/x"}, "/b/hub"),
-        ({"XDG_CACHE_HOME": "/x"}, "/x/huggingface/hub"),
-        ({"HF_HOME": ""}, str(Path.home() / ".cache/huggingface/hub")),
-    ],
-)
-def test_the_hubs_cache_is_where_huggingface_hub_has_it(environment, folder):
-    assert hub(environment) == Path(folder)
 
 
 def test_the_commit_that_was_meant(cache):
@@ -98,7 +84,7 @@ def test_the_tip_agrees_with_the_cache(cache):
     model = replace(QWEN, revision=TIP)
     folder = snapshot(cache, "f" * 40)
     (cache / "models--Qwen--Qwen3-8B" / "refs").mkdir()
-    (cache / "models--Qwen--Qwen3-8B" / "refs" / "main").write_text("f" * 40 + "\n")
+    (cache / "models--Qwen--Qwen3-8B" / "refs" / "main").write_text("f" * 40)
     assert find(model) == folder
 
 
@@ -116,8 +102,7 @@ def test_nothing_there(cache):
     text = f"Qwen/Qwen3-8B is not in {cache}; `hf download Qwen/Qwen3-8B` fetches it"
     assert refusal(find, replace(QWEN, revision=TIP)) == text
     snapshot(cache, "f" * 40)
-    there = f"which has only other commits of it ({'f' * 40})"
-    assert refusal(find, QWEN) == f"Qwen/Qwen3-8B at {COMMIT} is not in {cache}, {there}; {FETCH}"
+    assert refusal(find, QWEN) == f"Qwen/Qwen3-8B at {COMMIT} is not in {cache}; {FETCH}"
 
 
 def test_a_folder_without_it(tmp_path):
