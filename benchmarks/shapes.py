@@ -10,9 +10,10 @@ from typing import Final
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specmatrix.matrix.zoo.eagle_net import EagleNet
+from specmatrix.matrix.zoo.recipes import Shape
 from specmatrix.matrix.zoo.registry import resolve_path
 
 DRAFT_VOCAB: Final = 32_000
@@ -88,31 +89,14 @@ def llama_config(shape: LlamaShape) -> LlamaConfig:
 
 def write_eagle3(folder: Path, target: LlamaShape, device: str) -> Path:
     """Write a one-layer EAGLE-3 head over three hidden states of the target, with its own vocabulary."""
-    rows, hidden, width = min(DRAFT_VOCAB, target.vocab), target.hidden, 2 * target.hidden
-    queries, keys = target.heads * target.head_dim, target.kv_heads * target.head_dim
-    generator = torch.Generator(device).manual_seed(1)
-
-    def draw(*size: int) -> Tensor:
-        return torch.randn(size, device=device, dtype=torch.bfloat16, generator=generator).mul_(0.02).cpu()
-
-    ones = torch.ones(hidden, dtype=torch.bfloat16)
-    weights = {
-        "midlayer.self_attn.q_proj.weight": draw(queries, width),
-        "midlayer.self_attn.k_proj.weight": draw(keys, width),
-        "midlayer.self_attn.v_proj.weight": draw(keys, width),
-        "midlayer.self_attn.o_proj.weight": draw(hidden, queries),
-        "midlayer.mlp.gate_proj.weight": draw(target.inner, hidden),
-        "midlayer.mlp.up_proj.weight": draw(target.inner, hidden),
-        "midlayer.mlp.down_proj.weight": draw(hidden, target.inner),
-        "midlayer.input_layernorm.weight": ones,
-        "midlayer.post_attention_layernorm.weight": ones.clone(),
-        "midlayer.hidden_norm.weight": ones.clone(),
-        "norm.weight": ones.clone(),
-        "fc.weight": draw(hidden, 3 * hidden),
-        "lm_head.weight": draw(rows, hidden),
-        "d2t": torch.arange(rows) * ((target.vocab - rows) // rows),
-    }
-    config = llama_config(replace(target, layers=1)).to_dict() | {
+    rows, hidden = min(DRAFT_VOCAB, target.vocab), target.hidden
+    config = llama_config(replace(target, layers=1)).to_dict()
+    torch.manual_seed(1)
+    with torch.device(device):
+        net = EagleNet(Shape(**config), 3 * hidden, rows).to(torch.bfloat16)
+    weights = {name: weight.cpu() for name, weight in net.state_dict().items() if name != "embed_tokens.weight"}
+    weights["d2t"] = torch.arange(rows) * ((target.vocab - rows) // rows)
+    config |= {
         "architectures": ["LlamaForCausalLMEagle3"],
         "torch_dtype": "bfloat16",
         "draft_vocab_size": rows,

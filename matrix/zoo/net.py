@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specmatrix.matrix.zoo.recipes import Shape
@@ -40,16 +39,11 @@ def rotate(x: Tensor, table: Table) -> Tensor:
     return (wide * table[0] + torch.cat((-second, first), -1) * table[1]).to(x.dtype)
 
 
-class RMSNorm(nn.Module):
-    """Root-mean-square norm with a learned scale."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
+class RMSNorm(nn.RMSNorm):
+    """Root-mean-square norm with a learned scale, computed in float32."""
 
     def forward(self, x: Tensor) -> Tensor:
-        normed = F.rms_norm(x.float(), (x.shape[-1],), self.weight, self.eps)
+        normed = super().forward(x.float())
         # Cast once here instead of in each following linear layer.
         kind = x.device.type
         return normed.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else normed
@@ -92,20 +86,6 @@ class Attention(nn.Module):
         return out
 
 
-class MLP(nn.Module):
-    """SwiGLU feed-forward."""
-
-    def __init__(self, hidden: int, intermediate: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden, intermediate, bias=False)
-        self.up_proj = nn.Linear(hidden, intermediate, bias=False)
-        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
-
-
 def widened(x: Tensor, heads: int) -> Tensor:
     """x [B, Hkv, T, D] with each head repeated for the query heads of its group."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
@@ -115,11 +95,13 @@ class Layer(nn.Module):
     """One decoder layer of a draft; `width`: that of its attention's input, by default the hidden width."""
 
     def __init__(self, shape: Shape, width: int | None = None) -> None:
+        from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
+
         super().__init__()
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.self_attn = Attention(shape, width or shape.hidden_size)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.mlp = MLP(shape.hidden_size, shape.intermediate_size)
+        self.mlp: nn.Module = Qwen3MLP(shape)  # type: ignore[no-untyped-call]
 
     def onward(self, x: Tensor, heads: Tensor) -> Tensor:
         """x [B, T, H] behind this layer, from what its attention's heads [B, H, T, Dv] found."""
