@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, Final, NamedTuple, cast
+from pathlib import Path
+from typing import Annotated, Any, Final, cast
 
+import msgspec
 import typer
 from typer._click.shell_completion import CompletionItem
 from typer.core import TyperCommand, TyperGroup
@@ -33,65 +35,19 @@ from specmatrix.extras import missing_extra
 from specmatrix.reports.schema import ReportError
 from specmatrix.stopping import Stopped, stoppable
 
-# The groups of `--help`, each with an example: the first command of each, in the order of COMMANDS.
-GROUPS: Final[Mapping[str, tuple[str, str]]] = {
-    "run": ("Run cells", "specmatrix run --stage smoke"),
-    "compare": ("Read results", "specmatrix compare out/base out/head"),
-    "axes": ("What can run", "specmatrix explain eagle3.s3.k4.n8"),
-    "accuracy": ("Engine and models", "specmatrix serve --page-size 4"),
-}
 HELPED: Final[Mapping[str, Any]] = {"help_option_names": ["-h", "--help"]}
 
 
-class Command(NamedTuple):
-    """One row of the command table.
+class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A command of commands.yaml, which explains its fields."""
 
-    function: `module:name` within specmatrix, imported when the command is called or its help is printed; "" for a
-    group without a command of its own. engine_flags: unknown options are passed on as flags of the engine.
-    """
-
-    function: str
     help: str
+    function: str = ""
     engine_flags: bool = False
+    section: str = ""
 
 
-# In the order of `--help` and of the table in docs/running.md; commands of two words follow their group.
-COMMANDS: Final[Mapping[str, Command]] = {
-    "run": Command("ci.run:run_command", "Run cells and write their report."),
-    "plan": Command("ci.plan:plan", "Divide the cells of tiers into shards."),
-    "merge": Command("ci.merge:merge", "Merge the reports of shards into that of the whole run."),
-    "shrink": Command("ci.shrink:shrink", "Find the smallest form of a red cell that stays red."),
-    "compare": Command("matrix.cli.compare:compare", "Compare the results and the coverage of two runs."),
-    "review": Command("ci.review:review", "Write what the reviewer of a pull request sees."),
-    "history": Command("", "Keep many runs; print flaky cells."),
-    "history add": Command("matrix.cli.history:add", "Add reports to the history."),
-    "history flaky": Command("matrix.cli.history:flaky", "Name the cells that flip although nothing changed."),
-    "axes": Command("matrix.cli.cells:axes", "List the axes of the matrix and their values."),
-    "cells": Command("", "List the cells of the lock file."),
-    "cells list": Command("matrix.cli.cells:list_cells", "List the cells that a run of the same options has."),
-    "explain": Command("matrix.cli.cells:explain", "Print what cells resolve to, and the constraints on them."),
-    "lock": Command("matrix.cli.lock:lock", "Prove or extend the lock file, the list of cells that run."),
-    "subjects": Command("matrix.cli.subjects:subjects", "List, show, check and install the engines that cells run on."),
-    "subjects show": Command("matrix.cli.subjects:show", "Show what one subject can show and which gates judge it."),
-    "subjects check": Command("matrix.cli.subjects:check", "Run the contract suite for subjects."),
-    "subjects new": Command("matrix.cli.subjects:new", "Write a subject to fill in."),
-    "subjects install": Command("matrix.cli.subjects:install", "Make the environment of a subject."),
-    "faults": Command("matrix.faults.command:faults", "Plant faults and report which gates detect each."),
-    "accuracy": Command("matrix.accuracy.command:accuracy", "Measure task accuracy with and without speculation."),
-    "generate": Command(
-        "matrix.cli.generate:generate", "Answer a question and measure the speed-up by speculation.", True
-    ),
-    "serve": Command("matrix.cli.serve:serve", "Serve a model over HTTP, as SGLang and OpenAI do.", True),
-    "contract": Command("matrix.cli.contract:contract", "Run the conformance suite for draft algorithms.", True),
-    "bench": Command("benchmarks.command:bench", "Run the benchmarks and compare each figure with its goal."),
-    "zoo": Command("", "List, verify and train the fixture models."),
-    "zoo list": Command("matrix.zoo.command:list_models", "Print the model cards."),
-    "zoo verify": Command("matrix.zoo.command:verify", "Verify the checksums of every model."),
-    "zoo train": Command("matrix.zoo.command:train", "Train models from their recipes."),
-    "checkpoints": Command("", "List and check published checkpoints for the GPU tiers."),
-    "checkpoints list": Command("matrix.zoo.published.command:list_pairs", "List targets and drafts."),
-    "checkpoints check": Command("matrix.zoo.published.command:check", "Report what this machine lacks to run them."),
-}
+COMMANDS: Final = msgspec.yaml.decode(Path(__file__).with_name("commands.yaml").read_bytes(), type=dict[str, Command])
 
 
 class LoadedCommands(Mapping[str, TyperCommand | TyperGroup]):
@@ -124,8 +80,7 @@ class CommandGroup(TyperGroup):
         sections: dict[str, list[tuple[str, str]]] = {}
         title = "Commands"
         for name, row in self.commands.rows.items():
-            if self.commands.word == "" and name in GROUPS:
-                title = "{} (`{}`)".format(*GROUPS[name])
+            title = row.section or title
             sections.setdefault(title, []).append((name, row.help))
         width = max(map(len, self.commands.rows))
         for head, rows in sections.items():

@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -33,39 +34,16 @@ from specmatrix.engine.device.relay import DraftState, Relay
 from specmatrix.engine.spec.drafter import Drafter, DraftTree, VerifyResult
 from specmatrix.engine.spec.guard import BATCH, TORCH_SETTINGS, Setting, read, restore
 
-# Methods whose result is on the host, whatever the tensor's device.
-READS: Final = (
-    "tolist",
-    "item",
-    "numpy",
-    "cpu",
-    "nonzero",
-    "to",
-    "__repr__",
-    "__bool__",
-    "__int__",
-    "__float__",
-    "__index__",
-    "__array__",
-)
-METHODS: Final = {getattr(Tensor, name): name for name in READS}
-# Operations whose result, or its shape, is on the host: aten's name and the users' name.
-OPERATIONS: Final = {
-    "_local_scalar_dense": "Tensor.item",
-    "item": "Tensor.item",
-    "is_nonzero": "torch.is_nonzero",
-    "equal": "torch.equal",
-    "allclose": "torch.allclose",
-    "nonzero": "torch.nonzero",
-    "nonzero_numpy": "torch.nonzero",
-    "argwhere": "torch.argwhere",
-    "masked_select": "torch.masked_select",
-    "_unique": "torch.unique",
-    "_unique2": "torch.unique",
-    "unique_dim": "torch.unique",
-    "unique_consecutive": "torch.unique_consecutive",
-    "bincount": "torch.bincount",
-}
+
+class HostReads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of host_reads.yaml, which explains it."""
+
+    methods: tuple[str, ...]
+    operations: dict[str, str]
+
+
+HOST_READS: Final = msgspec.yaml.decode(Path(__file__).with_name("host_reads.yaml").read_bytes(), type=HostReads)
+METHODS: Final = {getattr(Tensor, name): name for name in HOST_READS.methods}
 COPIES: Final = ("to", "_to_copy", "copy_")
 
 
@@ -127,8 +105,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
 def read_of(func: OpOverload[..., Any], args: Sequence[Any], more: Mapping[str, Any], result: object) -> str | None:
     """The users' name of operation `func` if it made the host wait for the device, else None."""
     name = func.overloadpacket.__name__
-    if name in OPERATIONS:
-        return OPERATIONS[name]
+    if name in HOST_READS.operations:
+        return HOST_READS.operations[name]
     if name == "where" and len(args) == 1:
         return "torch.where with one argument"
     if name == "index" and _masked(args[1]):

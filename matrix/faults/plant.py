@@ -125,7 +125,7 @@ def planted(patch: Plantable | None) -> Iterator[Path]:
         for package in PACKAGES:
             shutil.copytree(ROOT / package, tree / package)
         (tree / "specmatrix").mkdir()
-        for path in Path(specmatrix.__file__).parent.glob("*.py"):
+        for path in Path(specmatrix.__file__).parent.glob("*.*"):
             shutil.copy(path, tree / "specmatrix")
         if patch is not None:
             for path in patch.apply(tree):

@@ -21,9 +21,8 @@ from specmatrix.engine.device.relay import DraftStateSpec, Relay
 from specmatrix.engine.spec.drafter import VerifyResult
 from specmatrix.engine.spec.guard import read
 from specmatrix.matrix.conformance.inspector import (
-    OPERATIONS,
+    HOST_READS,
     PROCESS_STATE,
-    READS,
     InspectedDrafter,
     SyncDetector,
     read_of,
@@ -209,17 +208,17 @@ NEAR = {
 
 
 def test_every_way_and_operation_is_tried():
-    assert tuple(WAYS) == READS and set(OPERATIONS.values()) <= set(OPERATED)
+    assert tuple(WAYS) == HOST_READS.methods and set(HOST_READS.operations.values()) <= set(OPERATED)
 
 
 @pytest.mark.parametrize("name", WAYS)
 def test_a_read_is_seen_by_its_name_and_goes_on(name):
-    before = {read: getattr(torch.Tensor, read) for read in READS}
+    before = {read: getattr(torch.Tensor, read) for read in HOST_READS.methods}
     with SyncDetector() as watch:
         inside = WAYS[name]()
     assert watch.seen == f"Tensor.{name}"
     assert np.array_equal(np.asarray(inside), np.asarray(WAYS[name]()))
-    assert {read: getattr(torch.Tensor, read) for read in READS} == before
+    assert {read: getattr(torch.Tensor, read) for read in HOST_READS.methods} == before
 
 
 @pytest.mark.parametrize("inference", [True, False])
