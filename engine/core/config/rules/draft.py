@@ -280,13 +280,19 @@ def _architecture(s: RuleContext) -> str | None:
     return s.draft.architecture + "NextN" if brings else s.draft.architecture
 
 
+def _kinds(s: RuleContext) -> tuple[str, ...]:
+    """Endings of a draft's architecture. Prediction layers continue the states of their own model's architecture."""
+    own = s.facts.architecture.removesuffix("ForCausalLM") if s.traits.layered else ""
+    return tuple(own + ending for ending in s.traits.draft_architectures)
+
+
 def _wrong_kind(s: RuleContext) -> bool:
-    endings, architecture = s.traits.draft_architectures, _architecture(s)
+    endings, architecture = _kinds(s), _architecture(s)
     return architecture is not None and bool(endings) and not architecture.endswith(endings)
 
 
 def _kind_sentence(s: RuleContext) -> str:
-    endings = " or ".join(s.traits.draft_architectures)
+    endings = " or ".join(_kinds(s))
     return f"{s.traits.name} needs a draft architecture that ends in {endings}, but {_name(s)} is a {_architecture(s)}"
 
 

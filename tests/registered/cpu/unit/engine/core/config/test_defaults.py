@@ -33,7 +33,7 @@ def test_a_shape_that_is_chosen_as_a_whole_needs_evidence():
 
 
 def test_bundled_weights_are_in_the_targets_checkpoint():
-    known = replace(facts(), bundled=NEXT)
+    known = replace(facts(architecture="DeepseekV3ForCausalLM"), bundled=NEXT)
     resolved = resolve(EngineConfig("m", "NEXTN"), known)
     (reason,) = (r for r in resolved.reasons if r.field == "speculative_draft_model_path")
     assert resolved.draft_path == reason.value == "m"

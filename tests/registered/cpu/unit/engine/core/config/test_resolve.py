@@ -42,10 +42,13 @@ def auto(values: st.SearchStrategy[int]) -> st.SearchStrategy[object]:
     return st.one_of(st.just(AUTO), values)
 
 
-def known(draft: st.SearchStrategy[DraftFacts | None]) -> st.SearchStrategy[Facts]:
+KINDS = ("LlamaForCausalLM", "Qwen3ForCausalLM", NEXT.architecture)
+
+
+def known(draft: st.SearchStrategy[DraftFacts | None], kinds: tuple[str, ...] = KINDS) -> st.SearchStrategy[Facts]:
     return st.builds(
         Facts,
-        architecture=st.sampled_from(["LlamaForCausalLM", "Qwen3ForCausalLM"]),
+        architecture=st.sampled_from(kinds),
         vocab_size=st.just(512),
         hidden_size=st.just(128),
         num_layers=st.just(4),
@@ -142,7 +145,7 @@ def runnable(draw: st.DrawFn) -> tuple[EngineConfig, Facts]:
         enable_deterministic_inference=draw(st.booleans()),
         **(grams if algorithm == "NGRAM" else {}),
     )
-    return config, draw(known(st.just(DRAFT_OF[algorithm])))
+    return config, draw(known(st.just(DRAFT_OF[algorithm]), KINDS[2:] if algorithm == "NEXTN" else KINDS))
 
 
 def attempt(config: EngineConfig, facts: Facts) -> object:

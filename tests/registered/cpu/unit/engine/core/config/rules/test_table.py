@@ -64,11 +64,21 @@ def test_rounds_of_a_registered_drafter_are_no_graphs():
 
 def test_bundled_layers_are_checked_like_a_draft_of_their_own():
     wide = DraftFacts("DeepseekV3ForCausalLMNextN", vocab_size=512, hidden_size=96, target_hidden_size=96)
-    known = replace(facts(None), bundled=wide)
+    known = replace(facts(None), architecture="DeepseekV3ForCausalLM", bundled=wide)
     with pytest.raises(ConfigError, match="reads hidden states of width 96, but the target's have width 128"):
         resolve(EngineConfig("m", "NEXTN"), known)
-    with pytest.raises(ConfigError, match=r"NEXTN needs .* ForCausalLMNextN, but m is a LlamaForCausalLM"):
+    with pytest.raises(ConfigError, match=r"NEXTN needs .* DeepseekV3ForCausalLMNextN, but m is a LlamaForC"):
         resolve(EngineConfig("m", "NEXTN"), replace(known, bundled=MODEL))
+
+
+def test_prediction_layers_continue_the_states_of_their_own_architecture_only():
+    layers = DraftFacts("Qwen3NextForCausalLM", 512, 128, 128, prediction_layers=1)
+    known = replace(facts(layers), architecture="DeepseekV3ForCausalLM")
+    asked = EngineConfig("m", "NEXTN", "d")
+    sentence = "architecture that ends in DeepseekV3ForCausalLMNextN, but d is a Qwen3NextForCausalLMNextN"
+    with pytest.raises(ConfigError, match=f"^NEXTN needs a draft {sentence}$"):
+        resolve(asked, known)
+    assert resolve(asked, replace(known, architecture=layers.architecture)).draft_path == "d"
 
 
 def test_facts_of_a_draft_that_is_not_read_do_not_refuse_plain_decoding():
