@@ -6,7 +6,7 @@ import json
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
-from specmatrix.engine.core.config.adaptive_file import STRATEGIES, THROUGHPUT, PolicySlot, Slots
+from specmatrix.engine.core.config.adaptive_file import EMA, STRATEGIES, THROUGHPUT, Slots
 from specmatrix.engine.core.draft.policy import AdaptivePolicy, PolicyFactory
 from specmatrix.engine.core.draft.throughput import ThroughputAware
 from specmatrix.errors import ConfigError, described, is_interrupt, shown
@@ -26,16 +26,15 @@ def installed_policies() -> dict[str, EntryPoint]:
 
 def policy_of(slots: Slots, steps: int) -> AdaptivePolicy | None:
     """The policy that the slots name, None for the default one. ConfigError, with its name, if it cannot be made."""
-    own = [slot for slot in slots if isinstance(slot, PolicySlot)]
-    if not own:
+    if not slots or slots[0].strategy == EMA:
         return None
-    name, settings = own[0].strategy, json.loads(own[0].settings)
+    name, settings = slots[0].strategy, json.loads(slots[0].settings)
     if name == THROUGHPUT:
-        return ThroughputAware(own, settings, steps)
+        return ThroughputAware(slots, settings, steps)
     point = installed_policies()[name]
     try:
         factory: PolicyFactory = point.load()
-        policy = factory(own, settings, steps)
+        policy = factory(slots, settings, steps)
     except Exception as error:  # a user's own code
         if is_interrupt(error):
             raise

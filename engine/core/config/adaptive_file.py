@@ -36,7 +36,8 @@ class AdaptiveSlot:
     batch_from: the slot's smallest batch size (requests). candidate_steps: draft depths, ascending; 0: no drafts.
     ema_alpha: weight of the newest round in the moving average. update_interval: rounds between decisions.
     warmup_batches: rounds before the first. down_hysteresis, up_hysteresis: threshold shifts, in drafts. ceiling_coeff:
-    maximum depth as a multiple of the average, 0 for no maximum.
+    maximum depth as a multiple of the average, 0 for no maximum. Of another policy than "ema": strategy, and settings,
+    which are its own and all slots share, as JSON text.
     """
 
     batch_from: int
@@ -47,28 +48,17 @@ class AdaptiveSlot:
     down_hysteresis: float = -0.25
     up_hysteresis: float = 0.0
     ceiling_coeff: float = 0.0
+    strategy: str = EMA
+    settings: str = "{}"
 
     def as_dict(self) -> dict[str, Any]:
         """Values that can be serialised as JSON."""
-        return asdict(self) | {"candidate_steps": list(self.candidate_steps)}
+        values = asdict(self) | {"candidate_steps": list(self.candidate_steps)}
+        names = list(values)[:-2] if self.strategy == EMA else ("batch_from", "candidate_steps", "strategy")
+        return {name: values[name] for name in names} | dict(json.loads(self.settings))
 
 
-@dataclass(frozen=True, slots=True)
-class PolicySlot:
-    """One slot of a policy other than "ema". settings: the policy's, which all slots share, as JSON text."""
-
-    batch_from: int
-    candidate_steps: tuple[int, ...]
-    strategy: str
-    settings: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """Values that can be serialised as JSON."""
-        own = {"batch_from": self.batch_from, "candidate_steps": list(self.candidate_steps)}
-        return own | {"strategy": self.strategy, **json.loads(self.settings)}
-
-
-Slots: TypeAlias = tuple[AdaptiveSlot, ...] | tuple[PolicySlot, ...]
+Slots: TypeAlias = tuple[AdaptiveSlot, ...]
 
 
 # SGLang's: deep drafts pay off while a small batch leaves the device underused, and in large batches none does.
@@ -106,7 +96,7 @@ def inline(asked: str) -> bool:
 def dump(slots: Slots) -> str:
     """The slots as JSON text that `parse` reads back unchanged."""
     first = slots[0]
-    shared = {} if isinstance(first, AdaptiveSlot) else {"strategy": first.strategy, **json.loads(first.settings)}
+    shared = {} if first.strategy == EMA else {"strategy": first.strategy, **json.loads(first.settings)}
     table = {str(slot.batch_from): slot.as_dict() for slot in slots}
     for entry in table.values():
         for name in ("batch_from", *shared):
@@ -148,8 +138,8 @@ def parse(text: str, installed: tuple[str, ...] = ()) -> AdaptiveConfig:
     if strategy in STRATEGIES:
         shared = _priced(shared, sorted({steps for _, values in rows for steps in values["candidate_steps"]}))
     settings = json.dumps({name: value for name, value in shared.items() if name != "strategy"})
-    slots = tuple(PolicySlot(size, values["candidate_steps"], strategy, settings) for size, values in rows)
-    return AdaptiveConfig(_drafting(slots), flat=False)
+    own = {"strategy": strategy, "settings": settings}
+    return AdaptiveConfig(_drafting(tuple(AdaptiveSlot(size, **values, **own) for size, values in rows)), flat=False)
 
 
 def _drafting(slots: Slots) -> Slots:

@@ -141,7 +141,7 @@ class DraftSteps:
         graph_batch: int = 0,
     ) -> None:
         self.slots = slots
-        self.policy = policy or Ema([slot for slot in slots if isinstance(slot, AdaptiveSlot)], steps)
+        self.policy = policy or Ema(slots, steps)
         self.initial = steps
         self.activated = 0
         self.rounds: deque[Activation] = deque(maxlen=TRACE_LENGTH)

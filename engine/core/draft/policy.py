@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from specmatrix.engine.core.config.adaptive_file import PolicySlot
+from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot
 
 
 class Decision(NamedTuple):
@@ -30,4 +30,4 @@ class AdaptivePolicy(Protocol):
 
 
 # Makes a policy from its slots, the settings beside them in the file, and the initial depth.
-PolicyFactory: TypeAlias = Callable[[Sequence[PolicySlot], Mapping[str, Any], int], AdaptivePolicy]
+PolicyFactory: TypeAlias = Callable[[Sequence[AdaptiveSlot], Mapping[str, Any], int], AdaptivePolicy]

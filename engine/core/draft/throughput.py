@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specmatrix.engine.core.config.adaptive_file import PolicySlot, middle, union
+from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot, middle, union
 from specmatrix.engine.core.draft.policy import Decision
 
 
@@ -21,7 +21,7 @@ class ThroughputAware:
     windows: by position of a draft, the shares of requests that accepted it in the latest rounds that drafted it.
     """
 
-    def __init__(self, slots: Sequence[PolicySlot], settings: Mapping[str, Any], steps: int) -> None:
+    def __init__(self, slots: Sequence[AdaptiveSlot], settings: Mapping[str, Any], steps: int) -> None:
         """steps: the initial depth."""
         self.steps = steps
         self.windows = [deque[float](maxlen=settings["window_size"]) for _ in range(union(tuple(slots))[-1])]
