@@ -1,4 +1,5 @@
-"""Backend dispatch, done on every call: an operation runs as a Triton kernel on CUDA tensors, in torch elsewhere."""
+"""Backend dispatch, done on every call: an operation runs as a Triton kernel on CUDA tensors, elsewhere in torch
+or, where calls cost most, as loops that numba compiles."""
 
 from __future__ import annotations
 
@@ -33,6 +34,22 @@ def triton_module(package: str) -> ModuleType:
             raise
         raise ConfigError(
             "running on a GPU requires triton, which is not installed; install specmatrix with the extra `kernels`"
+        ) from None
+
+
+@lru_cache(maxsize=64)
+def compiled_module(package: str, users: str) -> ModuleType:
+    """The loops of a package that numba compiles for a CPU. ConfigError without numba, which `users` require."""
+    # Imported lazily: numba is slow to import, and compiles when it first runs on a machine.
+    try:
+        if import_module("numba").config.DISABLE_JIT:
+            raise ConfigError(f"{users} on a CPU require numba's compiler; unset NUMBA_DISABLE_JIT")
+        return import_module(f"{package}.compiled")
+    except ModuleNotFoundError as error:
+        if error.name != "numba":
+            raise
+        raise ConfigError(
+            f"{users} on a CPU require numba, which is not installed; run: pip install 'specmatrix[engine]'"
         ) from None
 
 

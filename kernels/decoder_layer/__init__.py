@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from specmatrix.errors import ConfigError, KernelError
+from specmatrix.errors import KernelError
 from specmatrix.kernels import preconditions
+from specmatrix.kernels.backend import compiled_module
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,7 +64,7 @@ class CompiledLayer:
         preconditions.shapes("decoder_layer", **weights, down=(down, (inner, hidden)))
         preconditions.dtype("decoder_layer", (torch.float32,), qkv=qkv, out=out, gate_up=gate_up, down=down)
         preconditions.contiguous("decoder_layer", qkv=qkv, out=out, gate_up=gate_up, down=down)
-        self._loops = _loops()
+        self._loops = compiled_module(__name__, "float32 models")
         self._qkv, self._out, self._gate_up, self._down = map(as_array, (qkv, out, gate_up, down))
         norms = qkv.new_empty(0, (heads + kv_heads) * dim) if head_scale is None else head_scale.reshape(1, -1)
         self._head_scale = as_array(norms.contiguous())
@@ -97,20 +96,6 @@ class CompiledLayer:
     def feed_forward(self, x: Tensor) -> None:
         """Add silu(gate) * up, projected down, of the normed x [R, hidden] to x in place."""
         self._loops.feed_forward(as_array(x), self._gate_up, self._down, self._tail)
-
-
-def _loops() -> ModuleType:
-    """The compiled loops. Imported lazily: numba is slow to import, and compiles when it first runs on a machine."""
-    try:
-        if import_module("numba").config.DISABLE_JIT:
-            raise ConfigError("float32 models on a CPU require numba's compiler; unset NUMBA_DISABLE_JIT")
-        return import_module("specmatrix.kernels.decoder_layer.compiled")
-    except ModuleNotFoundError as error:
-        if error.name != "numba":
-            raise
-        raise ConfigError(
-            "float32 models on a CPU require numba, which is not installed; run: pip install 'specmatrix[engine]'"
-        ) from None
 
 
 def decoder_layer(

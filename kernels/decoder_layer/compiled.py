@@ -5,31 +5,9 @@ A row's bits depend on that row alone and on the keys that it sees: each sum has
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
-
 import numpy as np
-from numba import njit
 
-
-def jit(signature: str | None = None, sums: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile a function at its first call, or immediately for a signature. Products and sums may be fused; with
-    `sums`, sums along a vector may also be reordered, in a way that depends on its length only."""
-
-    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-        fast = {"contract", "nsz", "reassoc"} if sums else {"contract", "nsz"}
-        loops = njit(nogil=True, error_model="numpy", fastmath=fast)(function)
-        # Without a writable cache folder, each process compiles again.
-        with suppress(RuntimeError):
-            loops.enable_caching()
-        if signature is not None:
-            loops.compile(signature)
-            loops.disable_compile()  # other types are an error
-        return loops
-
-    return compiled
-
+from specmatrix.kernels.numba_jit import jit
 
 ZERO, ONE = np.float32(0), np.float32(1)
 LOG2E, HALF = np.float32(1.44269504088896341), np.float32(0.5)

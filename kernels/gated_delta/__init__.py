@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import on_triton, triton_module
+from specmatrix.kernels.backend import compiled_module, on_triton, triton_module
+from specmatrix.kernels.decoder_layer import as_array
+
+USERS = "models with recurrent states"
 
 
 def gated_delta(
@@ -48,25 +51,22 @@ def gated_delta(
     preconditions.shapes("gated_delta", **wanted)
     if on_triton(u):
         return triton_module(__name__).gated_delta(u, b, a, conv, a_log, dt_bias, windows, states, read, write, parents)
-    # Every sum has an order of its own that does not depend on the number of requests or tokens, and no function has
-    # another routine for the last few numbers of a chunk (as torch.sigmoid has on a CPU).
+    preconditions.contiguous("gated_delta", states=states, read=read, write=write)
+    # No function of it has another routine for the last few numbers of a chunk, as torch.sigmoid has on a CPU.
     mixed, beta, decay = prepare(u, b, a, conv, a_log, dt_bias, windows, read, write, parents)
-    q, k, v = mixed.split((key_width // 2, key_width // 2, heads * value_dim), 2)
-    q, k = (_unit(part, heads, key_dim) for part in (q, k))
-    q, v = q * key_dim**-0.5, v.unflatten(2, (heads, value_dim))
-    state = states.index_select(0, read)
-    source = None if parents is None else write.gather(1, parents.clamp(min=0))
-    made = torch.empty_like(v, memory_format=torch.contiguous_format)
-    for n in range(tokens):
-        if source is not None and n:
-            state = states.index_select(0, source[:, n])
-        key = k[:, n, :, :, None]
-        state = state * decay[:, n, :, None, None]
-        change = (v[:, n] - (state * key).sum(2)) * beta[:, n, :, None]
-        state = state + key * change[:, :, None]
-        made[:, n] = (state * q[:, n, :, :, None]).sum(2)
-        _put(states, write[:, n], state)
+    made = torch.empty(batch, tokens, heads, value_dim)
+    tree = write if parents is None else parents
+    given = (mixed, beta, decay, states, read, write, tree)
+    compiled_module(__name__, USERS).recur(
+        *(as_array(part.contiguous()) for part in given), parents is not None, key_dim**-0.5, as_array(made)
+    )
     return made
+
+
+def load(device: torch.device) -> None:
+    """Compile what a CPU runs, so that no step waits for it. ConfigError without numba."""
+    if device.type == "cpu":
+        compiled_module(__name__, USERS)
 
 
 def prepare(
@@ -108,13 +108,6 @@ def _taps(line: Tensor, taps: int, parents: Tensor | None) -> list[Tensor]:
     for _ in range(before):
         found.append(above.gather(1, found[-1]))
     return [line.gather(1, at[:, :, None].expand(-1, -1, line.shape[2])) for at in reversed(found)]
-
-
-def _unit(part: Tensor, heads: int, width: int) -> Tensor:
-    """part [B, N, Hk * width] as vectors of unit length, each repeated for its value heads: [B, N, heads, width]."""
-    vectors = part.unflatten(2, (-1, width))
-    vectors = vectors * (vectors.square().sum(3, keepdim=True) + 1e-6).rsqrt()
-    return vectors.repeat_interleave(heads // vectors.shape[2], 2)
 
 
 def _put(pool: Tensor, slots: Tensor, rows: Tensor) -> None:

@@ -18,6 +18,7 @@ from specmatrix.engine.models.deepseek.moe import GatedMLP, MoE
 from specmatrix.engine.models.layers import Attend, HeadNorm, Norm
 from specmatrix.engine.models.rope import pair_up, rotated
 from specmatrix.engine.models.weights import WeightReader
+from specmatrix.kernels import gated_delta
 
 
 class HybridAttend(Attend, Protocol):
@@ -111,6 +112,7 @@ class DeltaNet:
 
     def __init__(self, take: WeightReader, prefix: str, config: ModelConfig, norm: Norm, front: Tensor) -> None:
         assert config.delta is not None
+        gated_delta.load(norm.device)
         self.config = c = config.delta
         at, hidden, values = f"{prefix}.linear_attn", config.hidden_size, c.heads * c.value_dim
         self.linear, self.add_linear, self.silu = norm.products.linear, norm.products.add, norm.silu

@@ -93,14 +93,18 @@ def test_without_a_folder_for_its_cache_a_process_compiles_anew():
         ("os.environ['NUMBA_DISABLE_JIT'] = '1'", "numba's compiler; unset NUMBA_DISABLE_JIT"),
     ],
 )
-def test_without_numba_or_its_compiler_a_layer_is_refused_when_it_is_loaded(before, sentence):
+@pytest.mark.parametrize(
+    ("model", "users"),
+    [("llama-mini", "float32 models"), ("qwen3next-mini", "models with recurrent states")],
+)
+def test_without_numba_or_its_compiler_a_model_is_refused_when_it_is_loaded(model, users, before, sentence):
     script = (
         f"import os, sys; {before}\n"
         "from specmatrix.cli import main\n"
-        "sys.exit(main(['generate', 'a', '--model-path', 'llama-mini', '--device', 'cpu']))"
+        f"sys.exit(main(['generate', 'a', '--model-path', '{model}', '--device', 'cpu']))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (2, f"specmatrix: float32 models on a CPU require {sentence}\n")
+    assert (done.returncode, done.stderr) == (2, f"specmatrix: {users} on a CPU require {sentence}\n")
 
 
 REFUSED = {
