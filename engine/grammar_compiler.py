@@ -112,7 +112,9 @@ class CompilerProcess:
 
     def _compile(self, constraint: Constraint, quick: bool) -> CompiledGrammar | str | None:
         seconds = min(QUICK, self._limits[0]) if quick else self._limits[0]
-        with self._fork(constraint, seconds) as answers:
+        with self._fork() as answers:
+            with suppress(ConnectionError):  # the fork has ended, as the next message says
+                answers.send((constraint, seconds))
             kind, answer = _received(answers)
             then, table = _received(answers) if kind == "done" else (kind, answer)
         if (then, table) == SLOW and (quick or kind != "done"):
@@ -131,13 +133,12 @@ class CompilerProcess:
         self._process, self._connection = start(serve, self._tokens.serialize_json(), self._limits[1])
         weakref.finalize(self, self._process.stop)
 
-    def _fork(self, *asked: object) -> Channel:
-        """A connection to a new fork that compiles a constraint within seconds of CPU time."""
+    def _fork(self) -> Channel:
+        """A connection to a new fork."""
         ours, theirs = Pipe()
         with self._starting, theirs, suppress(ConnectionError):  # the process has ended, and so has the connection
             if self._process.wait(0) is not None:
                 self._start()
-            self._connection.send(asked)
             send_handle(self._connection, theirs.fileno(), self._process.pid)
         return ours
 
@@ -168,8 +169,8 @@ _process = _once(CompilerProcess, 4)
 
 
 def serve(tokens: str, memory: int, connection: Channel) -> None:
-    """What the process runs. tokens: a serialised xgrammar.TokenizerInfo. connection: receives a constraint and its
-    limit of CPU time, then the connection on which a fork answers."""
+    """What the process runs. tokens: a serialised xgrammar.TokenizerInfo. connection: receives connections, each for a
+    constraint, which a fork answers."""
     import xgrammar
 
     info = xgrammar.TokenizerInfo.deserialize_json(tokens)
@@ -178,11 +179,10 @@ def serve(tokens: str, memory: int, connection: Channel) -> None:
     # The other threads only wait: for the end of the standard input, and of forks.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     while True:
-        asked = connection.recv()
         answers: Channel = Connection(recv_handle(connection))
         if (pid := os.fork()) == 0:
             try:
-                _answer(compiler, memory, answers, *asked)
+                _answer(compiler, memory, answers)
             finally:
                 os._exit(0)
         Thread(target=_tell_status, args=(pid, answers), daemon=True).start()
@@ -204,11 +204,12 @@ def _read(kind: str, text: str) -> Any:  # noqa: ANN401 - xgrammar has no types
     return xgrammar.StructuralTag.from_legacy_structural_tag(items, asked.get("triggers"))
 
 
-def _answer(compiler: Any, memory: int, answers: Channel, constraint: Constraint, seconds: float) -> None:  # noqa: ANN401
-    """Send ("done", serialised grammar), then ("table", its TokenTable or None); or ("refused", why)."""
+def _answer(compiler: Any, memory: int, answers: Channel) -> None:  # noqa: ANN401 - xgrammar has no types
+    """Receive a constraint and its limit of CPU time; send ("done", serialised grammar), then ("table", its TokenTable
+    or None); or ("refused", why)."""
     import resource
 
-    kind, text = constraint
+    (kind, text), seconds = answers.recv()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + memory, resource.RLIM_INFINITY))
