@@ -1,2 +1,1 @@
-"""Instruments of this repository, run from a checkout and not installed: `python -m tools.mutants`,
-`python -m tools.incidents`."""
+"""Instruments of this repository, run from a checkout and not installed: see CONTRIBUTING.md."""
