@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
+from pathlib import Path
 from sys import maxsize
 from typing import Final, TypeAlias
+
+import msgspec
 
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import MEANINGS, Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, LEFT_OUT, expect, explain
 from specmatrix.matrix.cells.enumerate import Prefix, starts
 from specmatrix.matrix.cells.selector import Selector, parse_selector
-from specmatrix.matrix.cells.tiers import TIERS, TIMED, TIMED_CELLS, check_timed
+from specmatrix.matrix.cells.tiers import TIERS, TIMED
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cover.generate import own_cells
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
@@ -24,6 +27,16 @@ PRODUCT: Final = "product"
 WEIGHTS: Final = "weights"
 # Lists the cells that an engine has in a stage.
 Listing: TypeAlias = Callable[[str], Iterable[Cell]]
+
+
+class Timed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The stage `speed`: ids of its cells, and selectors of those whose speed is not measured, with the reasons."""
+
+    cells: tuple[str, ...]
+    unmeasured: dict[str, str]
+
+
+SPEED: Final = msgspec.yaml.decode(Path(__file__).with_name("timed.yaml").read_bytes(), type=Timed)
 
 
 def select(stage: str, text: str | None = None, limit: int | None = None, listed: Listing = stage_cells) -> list[Cell]:
@@ -45,8 +58,9 @@ def select(stage: str, text: str | None = None, limit: int | None = None, listed
     if is_id(text):
         cell = Cell.from_id(text.strip())
         expect(cell)
-        if stage == TIMED:
-            check_timed(cell)
+        for kind, why in SPEED.unmeasured.items() if stage == TIMED else ():
+            if parse_selector(kind)(cell):
+                raise ConfigError(f"stage {TIMED!r} measures no cell with {kind}: {why}")
         return [cell]
     selector = parse_selector(text)
     cells = _chosen(stage, selector, limit, listed)
@@ -99,7 +113,7 @@ def _chosen(stage: str, selector: Selector | None, limit: int | None, listed: Li
 def _listed(stage: str, listed: Listing) -> Iterable[Cell]:
     """The cells of a stage other than `product`."""
     if stage == TIMED:
-        return map(Cell.from_id, TIMED_CELLS)
+        return map(Cell.from_id, SPEED.cells)
     cells = list(listed(stage))
     return [*cells, *own_cells(stage, cells)]
 

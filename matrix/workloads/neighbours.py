@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from specmatrix.matrix.workloads.request import RequestSpec
 
-FEATURES: Final = ("ruled", "sampled", "scored", "stopped", "unseeded", "several")
-# For each long request the features that it has, and those of the short ones beside it, in order.
+# For each long request which features of `ASKED` it has, and those of the short ones beside it, in order.
 KINDS: Final = (
     ("111100", ("000100", "001000", "011100", "111100")),
     ("010100", ("100100", "010100", "110000", "000000")),

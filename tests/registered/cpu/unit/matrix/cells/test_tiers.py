@@ -3,8 +3,9 @@ import pytest
 from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expectation, explain
-from specmatrix.matrix.cells.tiers import TIMED, UNTIMED, check_seed, check_timed, repro, tier, visible_gpus
-from specmatrix.matrix.cover.selection import of_gpus, select
+from specmatrix.matrix.cells.selector import parse_selector
+from specmatrix.matrix.cells.tiers import TIMED, check_seed, repro, tier, visible_gpus
+from specmatrix.matrix.cover.selection import SPEED, of_gpus, select
 from specmatrix.matrix.run.speed import LIMIT, WARM, timed_requests
 from specmatrix.matrix.workloads.questions import ORACLE_PROMPTS, questions
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
@@ -35,21 +36,17 @@ def test_every_timed_cell_runs_and_may_be_timed():
     cells = select(TIMED)
     assert len(cells) == len(set(cells)) >= 10
     for cell in cells:
-        check_timed(cell)
+        assert select(TIMED, cell.id) == [cell]
         assert expectation(cell, explain(cell)) == "runs"
     assert {cell.algorithm for cell in cells} == set(axis("algorithm").names) - {"none", "eagle"}
     assert all(of_gpus(cells, gpus) for gpus in (0, 1, 2, 4, 8))
 
 
-@pytest.mark.parametrize(("name", "value", "why"), [(n, v, why) for n, values, why in UNTIMED for v in values])
-def test_other_cells_are_refused_with_the_reason(name, value, why):
-    text = f"stage 'speed' measures no cell with {name}={value}: {why}"
-    assert refusal(check_timed, Cell(algorithm="eagle3")._replace(**{name: value})).startswith(text)
-
-
-def test_a_cell_by_its_id_is_refused_too():
-    assert "measures no cell with session=streaming" in refusal(select, TIMED, "eagle3.pair.stream")
-    assert select(TIMED, "eagle3.pair") == [Cell.from_id("eagle3.pair")]
+@pytest.mark.parametrize(("cells", "why"), SPEED.unmeasured.items())
+def test_a_cell_that_cannot_be_timed_is_refused_with_the_reason(cells, why):
+    refused = {text: parse_selector(text) for text in SPEED.unmeasured}
+    own = (cell for cell in select("nightly") if [text for text, picks in refused.items() if picks(cell)] == [cells])
+    assert refusal(select, TIMED, next(own).id) == f"stage 'speed' measures no cell with {cells}: {why}"
 
 
 def test_turns_ask_different_questions_and_seeds_too():

@@ -2,7 +2,7 @@ from itertools import pairwise, product
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.workloads.build import workload
-from specmatrix.matrix.workloads.neighbours import FEATURES
+from specmatrix.matrix.workloads.neighbours import ASKED
 from specmatrix.matrix.workloads.request import RequestSpec
 
 CELL = Cell.from_id("eagle3.s3.k4.n8.v2.p16.mixed_lengths.rules.stops")
@@ -12,7 +12,7 @@ def features(request: RequestSpec) -> dict[str, bool]:
     """What a request asks for, read from its fields."""
     scored = request.logprobs or bool(request.top_logprobs)
     found = request.ruled, request.temperature > 0, scored, bool(request.stop), request.seed is None, request.n > 1
-    return dict(zip(FEATURES, found, strict=True))
+    return dict(zip(ASKED, found, strict=True))
 
 
 def lines(seed: int) -> list[list[RequestSpec]]:
@@ -30,7 +30,7 @@ def combined(one: RequestSpec, other: RequestSpec) -> set[tuple[object, ...]]:
 
 
 def test_every_two_features_meet_on_and_off_in_neighbours_and_in_successors_on_a_row():
-    every = set(product(product(FEATURES, (False, True)), repeat=2))
+    every = set(product(product(ASKED, (False, True)), repeat=2))
     for seed in (0, 3):
         rows = lines(seed)
         beside = set().union(*(combined(long, short) for long, *shorts in rows for short in shorts))
@@ -39,7 +39,7 @@ def test_every_two_features_meet_on_and_off_in_neighbours_and_in_successors_on_a
 
 
 def test_each_feature_of_neighbour_predecessor_and_newcomer_has_all_values():
-    for name in FEATURES:
+    for name in ASKED:
         found = {
             (features(long)[name], features(before)[name], features(after)[name])
             for long, *shorts in lines(0)
