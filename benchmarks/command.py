@@ -20,13 +20,13 @@ from specmatrix.reports.render.console import print_markdown
 from specmatrix.reports.render.markup import markdown
 from specmatrix.reports.render.progress import waiting
 
-# Rounds on a GPU, and a search of tiles.
-GROUPS: Final = ("gpu", "tune")
+# Rounds on a GPU, a search of tiles, and gated delta nets.
+GROUPS: Final = ("gpu", "tune", "delta")
 FILES: Final = ("bench.json", "bench.md")
 
 
 def bench(
-    group: Annotated[str, typer.Argument(metavar="NAME", help="gpu or tune")] = GROUPS[0],
+    group: Annotated[str, typer.Argument(metavar="NAME", help="gpu, tune or delta")] = GROUPS[0],
     out: Annotated[Path | None, typer.Option(help="also write bench.json and bench.md here")] = None,
     json_: Json = False,
 ) -> int:
@@ -57,10 +57,10 @@ def _measure(group: str) -> Callable[[], Iterator[Metric]]:
     """The measure function of a group; imports torch and sets one compute thread."""
     import torch
 
-    from specmatrix.benchmarks import gpu, tune
+    from specmatrix.benchmarks import delta, gpu, tune
 
     torch.set_num_threads(1)
-    return gpu.measure if group == "gpu" else tune.measure
+    return {"gpu": gpu.measure, "tune": tune.measure, "delta": delta.measure}[group]
 
 
 def _machine() -> dict[str, Any]:

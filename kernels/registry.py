@@ -171,7 +171,7 @@ KERNELS: Final = (
         gated_delta,
         writes=(6, 7),
         bound=error_bounds.gated_delta,
-        why="float32 sums over a head for every token",
+        why="float32 sums over a head for every token; products of rounded operands in the chunked form",
     ),
     _kernel(gather, cases="GATHER_CASES"),
     _kernel(scatter, cases="SCATTER_CASES", writes=(0,)),

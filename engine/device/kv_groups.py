@@ -136,9 +136,11 @@ class StateGroup:
         """The slots of states after `tokens` [B], at least 1."""
         return pages.gather(1, ((tokens - 1).clamp(min=0) // self.interval)[:, None])[:, 0]
 
-    def states(self, slots: GroupSlots, parents: Tensor | None) -> StepStates:
-        """Access to the layers' states. parents [B, W] of a tree, None for chains and chunks."""
-        return StepStates(self.pool, slots.read[:, 0], slots.write, parents)
+    def states(self, slots: GroupSlots, parents: Tensor | None, deterministic: bool) -> StepStates:
+        """Access to the layers' states. parents [B, W] of a tree, None for chains and chunks. Unless deterministic,
+        chunks, whose slots have no pages, may take the chunked form of the delta rule."""
+        chunk = slots.pages is None and not deterministic
+        return StepStates(self.pool, slots.read[:, 0], slots.write, parents, chunk)
 
     def commit(self, slots: GroupSlots, verdict: VerifyResult) -> None:
         """Take the state after the last accepted node, also of chains, and whether all or none were accepted; and where
@@ -166,10 +168,13 @@ class StateGroup:
 
 
 class StepStates:
-    """A step's access to recurrent states. read int64 [B], write int64 [B, W], parents int64 [B, W] or None."""
+    """A step's access to recurrent states. read int64 [B], write int64 [B, W], parents int64 [B, W] or None; chunk: as
+    for `gated_delta`."""
 
-    def __init__(self, pool: StatePool, read: Tensor, write: Tensor, parents: Tensor | None) -> None:
-        self._pool, self._slots = pool, (read, write, parents)
+    def __init__(
+        self, pool: StatePool, read: Tensor, write: Tensor, parents: Tensor | None, chunk: bool = False
+    ) -> None:
+        self._pool, self._slots = pool, (read, write, parents, chunk)
 
     def __call__(self, index: int, u: Tensor, b: Tensor, a: Tensor, *weights: Tensor) -> Tensor:
         pool = self._pool
@@ -252,7 +257,8 @@ class KVGroups:
         parts = [group.attention(batch, own, bias, positions) for group, own in pairs]
         if len(slots) == 1:
             return StepKV(parts[0], slots)
-        states = None if self.states is None else self.states.states(slots[-1], parents)
+        steady = self.full.pool.deterministic
+        states = None if self.states is None else self.states.states(slots[-1], parents, steady)
         return StepKV(SplitAttention(parts, self.routes, states), slots)
 
     def commit(self, kv: StepKV, verdict: VerifyResult) -> None:

@@ -24,6 +24,7 @@ def gated_delta(
     read: Tensor,
     write: Tensor,
     parents: Tensor | None = None,
+    chunk: bool = False,
 ) -> Tensor:
     """N tokens per request, each after its parent's state -> float32 [B, N, Hv, Dv].
 
@@ -38,6 +39,9 @@ def gated_delta(
     [B]: the slot that the first token continues; write int64 [B, N]: the slot that takes the state after each token;
     slot 0 is never written. parents int64 [B, N]: each token's parent, -1 for the first and then an earlier token whose
     slot was written; None: the token before it. KernelError on other shapes.
+
+    chunk: each row writes at most one slot, and bits may depend on the cut, so on CUDA 32 tokens or more in a dtype of
+    two bytes take the chunked form, whose products have operands of that dtype.
     """
     batch, tokens, channels = u.shape
     slots, heads, key_dim, value_dim = states.shape
@@ -50,7 +54,9 @@ def gated_delta(
     wanted |= {"write": (write, (batch, tokens))} | ({} if parents is None else {"parents": (parents, (batch, tokens))})
     preconditions.shapes("gated_delta", **wanted)
     if on_triton(u):
-        return triton_module(__name__).gated_delta(u, b, a, conv, a_log, dt_bias, windows, states, read, write, parents)
+        return triton_module(__name__).gated_delta(
+            u, b, a, conv, a_log, dt_bias, windows, states, read, write, parents, chunk and parents is None
+        )
     preconditions.contiguous("gated_delta", states=states, read=read, write=write)
     # No function of it has another routine for the last few numbers of a chunk, as torch.sigmoid has on a CPU.
     mixed, beta, decay = prepare(u, b, a, conv, a_log, dt_bias, windows, read, write, parents)

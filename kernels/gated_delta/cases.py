@@ -1,4 +1,4 @@
-"""Cases of gated_delta: (u, b, a, conv, a_log, dt_bias, windows, states, read, write, parents)."""
+"""Cases of gated_delta: (u, b, a, conv, a_log, dt_bias, windows, states, read, write, parents[, chunk])."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def _case(
     sizes: tuple[int, int, int, int, int] = (2, 6, 8, 12, 4),
     lengths: list[int] | None = None,
     dtype: torch.dtype = torch.float32,
+    chunk: bool = False,
 ) -> Case:
     """sizes: Hk, Hv, Dk, Dv, K. lengths: of chunks, whose last token writes the slot that the first one read."""
     key_heads, heads, key_dim, value_dim, taps = sizes
@@ -35,9 +36,9 @@ def _case(
             write = torch.where(ends, read[:, None], 0)
         parents = random_parents(batch, tokens, g) if tree else None
         wide = u.to(dtype), *gates.to(dtype), conv.to(dtype)
-        return *wide, a_log, dt_bias, windows.to(dtype), states, read, write, parents
+        return *wide, a_log, dt_bias, windows.to(dtype), states, read, write, parents, *([True] if chunk else [])
 
-    return Case(name, make)
+    return Case(name, make, "medium" if sizes[2] > 64 else "small")
 
 
 CASES = (
@@ -51,4 +52,9 @@ CASES = (
     _case("one head of one number", 2, 3, sizes=(1, 1, 1, 1, 2)),
     _case("no window", 2, 3, sizes=(3, 3, 4, 6, 1)),
     _case("trees in bfloat16", 2, 6, tree=True, dtype=torch.bfloat16),
+    _case("chunks of any order", 2, 100, False, (1, 2, 8, 12, 4), [70, 0], torch.bfloat16, True),
+    _case("a chunk of any order in float16", 1, 64, False, (2, 2, 5, 16, 3), [63], torch.float16, True),
+    _case("a short chunk of any order", 2, 9, lengths=[9, 3], dtype=torch.bfloat16, chunk=True),
+    _case("a chunk of any order in float32", 1, 70, False, (1, 1, 4, 4, 2), [70], chunk=True),
+    _case("chunks of wide heads", 2, 200, False, (2, 4, 128, 128, 4), [193, 150], torch.bfloat16, True),
 )

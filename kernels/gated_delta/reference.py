@@ -18,6 +18,7 @@ def gated_delta(
     read: Tensor,
     write: Tensor,
     parents: Tensor | None = None,
+    chunk: bool = False,
 ) -> Tensor:
     heads, key_dim, value_dim = states.shape[1:]
     key_heads = (u.shape[2] - heads * value_dim) // (2 * key_dim)
