@@ -78,6 +78,7 @@ WRONG = {
     "bench everything": "benchmark 'everything' is unknown; it must be one of ",
     "bench": "benchmark 'gpu' needs a GPU but this machine has none",
     "bench tune": "benchmark 'tune' needs a GPU but this machine has none",
+    "bench delta": "benchmark 'delta' needs a GPU but this machine has none",
     "zoo lst": "No such command 'lst'; perhaps 'list'; see `specmatrix zoo --help`",
     "zoo train llama": "zoo model 'llama' is unknown; it must be one of llama-mini, ",
     "zoo train --minutes 0": "--minutes: ",
