@@ -139,8 +139,7 @@ class StateGroup:
     def states(self, slots: GroupSlots, parents: Tensor | None, deterministic: bool) -> StepStates:
         """Access to the layers' states. parents [B, W] of a tree, None for chains and chunks. Unless deterministic,
         chunks, whose slots have no pages, may take the chunked form of the delta rule."""
-        chunk = slots.pages is None and not deterministic
-        return StepStates(self.pool, slots.read[:, 0], slots.write, parents, chunk)
+        return StepStates(self.pool, slots.read[:, 0], slots.write, parents, slots.pages is None and not deterministic)
 
     def commit(self, slots: GroupSlots, verdict: VerifyResult) -> None:
         """Take the state after the last accepted node, also of chains, and whether all or none were accepted; and where
@@ -171,9 +170,7 @@ class StepStates:
     """A step's access to recurrent states. read int64 [B], write int64 [B, W], parents int64 [B, W] or None; chunk: as
     for `gated_delta`."""
 
-    def __init__(
-        self, pool: StatePool, read: Tensor, write: Tensor, parents: Tensor | None, chunk: bool = False
-    ) -> None:
+    def __init__(self, pool: StatePool, read: Tensor, write: Tensor, parents: Tensor | None, chunk: bool) -> None:
         self._pool, self._slots = pool, (read, write, parents, chunk)
 
     def __call__(self, index: int, u: Tensor, b: Tensor, a: Tensor, *weights: Tensor) -> Tensor:
@@ -257,8 +254,7 @@ class KVGroups:
         parts = [group.attention(batch, own, bias, positions) for group, own in pairs]
         if len(slots) == 1:
             return StepKV(parts[0], slots)
-        steady = self.full.pool.deterministic
-        states = None if self.states is None else self.states.states(slots[-1], parents, steady)
+        states = self.states and self.states.states(slots[-1], parents, self.full.pool.deterministic)
         return StepKV(SplitAttention(parts, self.routes, states), slots)
 
     def commit(self, kv: StepKV, verdict: VerifyResult) -> None:

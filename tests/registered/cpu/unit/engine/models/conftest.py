@@ -249,9 +249,9 @@ class Paged:
         if parents is None:
             write = torch.zeros(len(row), width, dtype=torch.int64)
             write[:, -1] = row * self.reach + at + width
-            return StepStates(self.states, begin, write, None)
+            return StepStates(self.states, begin, write, None, False)
         nodes = self.first + row[:, None] * 16 + torch.arange(width)
-        return StepStates(self.states, begin, nodes, torch.tensor([parents] * len(row)))
+        return StepStates(self.states, begin, nodes, torch.tensor([parents] * len(row)), False)
 
     def tree(self, nodes: Tensor, parents: list[int], request: int, start: int) -> Tensor:
         """Logits [1, N, V] of a tree of nodes [N], root first, behind `start` tokens of one request."""
