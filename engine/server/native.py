@@ -415,6 +415,7 @@ def running_flags(resolved: Resolved, state: Mapping[str, Any], max_queued: int)
         "speculative_adaptive": bool(running["adaptive_slots"]),
         "disable_overlap_schedule": resolved.spec_version == "v1",
         "disable_radix_cache": not running["radix_cache"],
+        "mamba_track_interval": running["state_interval"],
         "chunked_prefill_size": running["chunked_prefill_size"] or -1,
         "max_queued_requests": max_queued,
         "max_total_num_tokens": running["num_pages"] * running["page_size"],

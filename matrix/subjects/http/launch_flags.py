@@ -47,6 +47,7 @@ def launch_flags(cell: Cell) -> dict[str, Any]:
         "speculative_eagle_topk": cell.topk,
         "speculative_num_draft_tokens": cell.draft_tokens,
         "max_running_requests": cell.slots,
+        "mamba_track_interval": cell.state_interval,
     }
     flags: dict[str, Any] = {
         "speculative_algorithm": cell.algorithm.upper() if drafts else None,

@@ -56,6 +56,8 @@ PLAIN = {name: None for name in SERVER if name.startswith("speculative_")}
         ({"disable_overlap_schedule": True, "spec_version": "v1", "version": "0.1.0"}, "eagle3.s3.k1.n4.v1"),
         ({"max_total_tokens": 192, "tp_size": 2, **PLAIN}, "none.tp2.v2.tight"),
         ({"dtype": "float"}, "eagle3.s3.k1.n4.v2"),
+        ({"model_path": "qwen3next-mini", "mamba_track_interval": 16, **PLAIN}, "none.qwen3next.v2.i16"),
+        ({"model_path": "qwen3next-mini", "mamba_track_interval": 256, **PLAIN}, "none.qwen3next.v2"),
     ],
     ids=str,
 )
