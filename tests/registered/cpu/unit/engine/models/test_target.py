@@ -86,7 +86,7 @@ def test_prefill_chunks_and_decode_match_transformers(pair, paged, kind, changes
     whole = theirs(TOKENS).logits
     close(paged(ours, 3, 40).run(TOKENS, [0, 0, 0]), whole, kind)
     driver, done = paged(ours, 3, 40, page_size=7), 0
-    for width in (9, 1, 3, 13, 2, 1, 11):
+    for width in (7, 1, 3, 13, 2, 1, 13):
         close(driver.run(TOKENS[:, done : done + width], [done] * 3), whole[:, done : done + width], kind)
         done += width
     assert done == 40
@@ -198,7 +198,7 @@ class TestBatchInvariance:
     def test_over_chunk_widths(self, model, paged):
         line = LINES[:1]
         whole = paged(model, 1, 80).run(line, [0])
-        for width in (1, 2, 3, 5, 8, 13, 33, 64):
+        for width in (1, 2, 3, 5, 7, 8, 13, 33, 64):
             driver = paged(model, 1, 80)
             parts = [driver.run(line[:, at : at + width], [at]) for at in range(0, 65, width)]
             assert torch.equal(torch.cat(parts, 1), whole), f"chunks of {width}"
