@@ -83,7 +83,7 @@ class CompilerProcess:
 
     tokenizer: the text of tokenizer.json. eos_ids: the tokens that end a text. vocab_size: the model's, whose tokens
     beyond the tokenizer's are never allowed, as special tokens are not. limits: of one grammar, in seconds of CPU time
-    and bytes.
+    and bytes. compile: as `_compile`, once for equal arguments.
     """
 
     def __init__(
@@ -102,21 +102,18 @@ class CompilerProcess:
         self._library, sizes["add_prefix_space"] = xgrammar, read.add_prefix_space
         self._tokens = xgrammar.TokenizerInfo(texts, xgrammar.VocabType.RAW, **sizes)
         self._limits = limits
-        self._starting, self._recent = Lock(), _once(self._compile, RECENT)
+        self._starting, self.compile = Lock(), _once(self._compile, RECENT)
         self._start()
 
-    def compile(self, constraint: Constraint, quick: bool = False) -> CompiledGrammar | str | None:
+    def _compile(self, constraint: Constraint, quick: bool = False) -> CompiledGrammar | str | None:
         """The compiled grammar, or why there is none; with `quick` None after QUICK seconds of CPU time. EngineError if
         its process is killed or does not start."""
-        return self._recent(constraint, quick)
-
-    def _compile(self, constraint: Constraint, quick: bool) -> CompiledGrammar | str | None:
         seconds = min(QUICK, self._limits[0]) if quick else self._limits[0]
         with self._fork() as answers:
             with suppress(ConnectionError):  # the fork has ended, as the next message says
                 answers.send((constraint, seconds))
-            kind, answer = _received(answers)
-            then, table = _received(answers) if kind == "done" else (kind, answer)
+            kind, answer = self._received(answers)
+            then, table = self._received(answers) if kind == "done" else (kind, answer)
         if (then, table) == SLOW and (quick or kind != "done"):
             return None if quick else f"it took more than {seconds:g} s"
         if kind == "done":
@@ -142,16 +139,17 @@ class CompilerProcess:
             send_handle(self._connection, theirs.fileno(), self._process.pid)
         return ours
 
-
-def _received(answers: Channel) -> tuple[str, Any]:
-    """The next message, ("ended", status) if the sender has ended. EngineError if none comes in time."""
-    try:
-        if not answers.poll(SECONDS):
-            raise EngineError(f"the grammar was not compiled within {SECONDS:g} s; ask again")
-        found: tuple[str, Any] = answers.recv()
-    except (EOFError, ConnectionError):
-        return "ended", -signal.SIGKILL
-    return found
+    def _received(self, answers: Channel) -> tuple[str, Any]:
+        """The next message, ("ended", status) if the sender has ended. EngineError if none comes in time, for which a
+        process that answers nobody is killed."""
+        try:
+            if not answers.poll(SECONDS):
+                self._process.kill()
+                raise EngineError(f"the grammar was not compiled within {SECONDS:g} s; ask again")
+            found: tuple[str, Any] = answers.recv()
+        except (EOFError, OSError):
+            return "ended", -signal.SIGKILL
+        return found
 
 
 def _once(function: Callable[..., _T], size: int) -> Callable[..., _T]:
@@ -182,6 +180,7 @@ def serve(tokens: str, memory: int, connection: Channel) -> None:
         answers: Channel = Connection(recv_handle(connection))
         if (pid := os.fork()) == 0:
             try:
+                connection.close()
                 _answer(compiler, memory, answers)
             finally:
                 os._exit(0)

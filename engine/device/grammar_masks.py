@@ -204,7 +204,7 @@ class GrammarMasks:
 
         def visit(node: int) -> None:
             matcher.fill(masks, node)
-            for child in children[node]:
+            for child in children[node] if thread_time() - began <= MASK_SECONDS else ():
                 if matcher.push(tokens[child]):
                     visit(child)
                     matcher.pop()

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise, product
+from itertools import count, pairwise, product
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -40,7 +40,6 @@ MAX_CELLS: Final = 1 << 24
 EPSILON, CALL = -1, -2  # edges of xgrammar's automata that are no range of bytes
 # A node, and the nodes to return to, innermost first; () is behind the whole text.
 Stack: TypeAlias = tuple[int, ...]
-END: Final[Stack] = ()
 State: TypeAlias = frozenset[Stack]
 # Tables on the device at once, in 16 MiB and two bytes for each token of the vocabulary.
 KEPT: Final = 16
@@ -123,7 +122,7 @@ def _byte_automaton(grammar: dict[str, Any]) -> tuple[NDArray[np.int32], list[bo
                 pending.append(following)
         rows.append(row)
         _require(len(states) <= MAX_BYTE_STATES)
-    return np.stack(rows), [END in state for state in pending]
+    return np.stack(rows), [() in state for state in pending]
 
 
 class _Search:
@@ -135,14 +134,14 @@ class _Search:
         self._edges = [edges["data_"][low:high] for low, high in pairwise(edges["indptr_"])]
         self._starts = [rule[0][1] for rule in rules]
         self._finals = {node for rule in rules for node in rule[0][2]}
-        self._visited = 0
+        self._visits = count(1)
         self._closure = cache(self._closed)
         self.start = self._closure(frozenset([(self._starts[grammar["root_rule_id"]],)]))
 
     def after(self, state: State) -> dict[int, State]:
         """The states after a state's bytes."""
         following: dict[int, set[Stack]] = defaultdict(set)
-        for node, *back in state - {END}:
+        for node, *back in state - {()}:
             for low, high, target in self._edges[node]:
                 for byte in range(low, high + 1) if low >= 0 else ():
                     following[byte].add((target, *back))
@@ -156,11 +155,10 @@ class _Search:
             found = {self._entered(edge, back) for edge in self._edges[node] if edge[0] < 0}
             if node in self._finals:
                 found.add((*back,))
-            pending += found - seen - {END}
+            pending += found - seen - {()}
             seen |= found
-            self._visited += 1
-            _require(self._visited <= MAX_STACKS)
-        return frozenset(place for place in seen if place == END or any(edge[0] >= 0 for edge in self._edges[place[0]]))
+            _require(next(self._visits) <= MAX_STACKS)
+        return frozenset(place for place in seen if place == () or any(edge[0] >= 0 for edge in self._edges[place[0]]))
 
     def _entered(self, edge: list[int], back: list[int]) -> Stack:
         """The place behind an edge without bytes."""

@@ -21,8 +21,10 @@ STRINGS: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
 # Where a structural tag has schemas, in xgrammar's form and in SGLang's older one with `structures`.
 SCHEMAS: Final = ("json_schema", "schema")
 # Keywords of a schema whose values are schemas by name, and those whose values are data.
-BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions")
 DATA: Final = ("const", "enum", "default", "examples")
+# Keywords that xgrammar does not enforce.
+IGNORED: Final = {"not", "if", "dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef"}
 # What the rules and the grammar left of a token's distribution: nothing, its most likely token, or only others.
 NOTHING, KEPT, CHANGED = range(3)
 # What an error matched that the request itself asked for.
@@ -88,6 +90,8 @@ def _check_recursion(schema: Any) -> None:  # noqa: ANN401 - JSON
             done.add(id(part))
         if not isinstance(part, dict | list) or id(part) in done:
             continue
+        if ignored := sorted(IGNORED & {*part} if isinstance(part, dict) else ()):
+            raise RequestError(f"json_schema has {shown(ignored[0])}; allowed: keywords that xgrammar enforces")
         around.add(id(part))
         pending.append((part, refs, True))
         pending += [(inner, refs, False) for inner in _parts(part)]

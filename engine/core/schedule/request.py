@@ -88,7 +88,7 @@ ALLOWED: Final[tuple[tuple[str, tuple[type, ...], Callable[[Any, int], bool], st
     ("no_stop_trim", (bool,), lambda *_: True, "true or false"),
     ("logprob_start_len", (int,), lambda n, _: -1 <= n < 2**63, "-1 (off), or an integer in [0, 2**63)"),
     *((kind, (str, type(None)), lambda text, _: text is None or is_text(text), "a text, or None") for kind in KINDS),
-    ("reasoning_end_ids", (tuple, list), _ids, "a list of token ids in [0, {V})"),
+    ("reasoning_end_ids", (tuple, list), lambda ids, v: len(ids) <= 32 and _ids(ids, v), "up to 32 ids in [0, {V})"),
 )
 
 
