@@ -4,8 +4,11 @@ import gc
 import os
 import re
 import signal
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from threading import Barrier
 
@@ -154,9 +157,50 @@ def test_first_grammars_of_several_threads_start_one_process(monkeypatch):
 
 
 def test_a_grammar_that_is_late_on_a_busy_machine_is_not_remembered_as_refused(monkeypatch):
-    made, word = process(), Constraint("regex", "late")
+    before, made, word = children(os.getpid()), process(), Constraint("regex", "late")
+    (stopped,) = children(os.getpid()) - before
+    os.kill(stopped, signal.SIGSTOP)
     monkeypatch.setattr("specmatrix.engine.grammar_compiler.SECONDS", 0.0)
     with pytest.raises(EngineError, match=r"^the grammar was not compiled within 0 s; ask again$"):
         made.compile(word)
     monkeypatch.undo()
+    os.waitid(os.P_PID, stopped, os.WEXITED | os.WNOWAIT)  # it was killed
     assert made.compile(word).grammar
+
+
+def half_an_answer(_tokens: str, _memory: int, connection: "Connection[object, object]") -> None:
+    """A compiler that is killed in a message."""
+    asked = recv_handle(connection)
+    os.write(asked, struct.pack("!i", 100) + b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_is_killed_in_a_message_fails_that_grammar_alone(monkeypatch):
+    with monkeypatch.context() as planted:
+        planted.setattr(grammar_compiler, "serve", half_an_answer)
+        made = process()
+        message = r"^the process that compiles the grammar ended with status -9; ask again$"
+        with pytest.raises(EngineError, match=message):
+            made.compile(Constraint("regex", "a"))
+    assert made.compile(Constraint("regex", "a")).grammar
+
+
+def test_a_process_that_is_killed_while_a_fork_compiles_keeps_no_grammar_waiting(monkeypatch):
+    """The fork would hold its connection open."""
+    monkeypatch.setattr("specmatrix.engine.grammar_compiler.SECONDS", 20.0)
+    before, made = children(os.getpid()), process((60.0, 2**29))
+    (root,) = children(os.getpid()) - before
+    with ThreadPoolExecutor(1) as threads:
+        slow = threads.submit(made.compile, GROWS)
+        while not (forks := children(root)):
+            pass
+        os.kill(root, signal.SIGKILL)
+        try:
+            made.compile(Constraint("regex", "a"))
+        except EngineError as error:  # its end was not seen yet
+            assert str(error) == "the process that compiles the grammar ended with status -9; ask again"
+        assert made.compile(Constraint("regex", "b")).grammar
+        for pid in forks:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        slow.exception()

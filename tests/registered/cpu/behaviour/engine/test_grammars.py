@@ -12,6 +12,7 @@ import pytest
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
+from specmatrix.engine.device.grammar_masks import RequestMatcher
 from specmatrix.errors import EngineError
 from tests.support.engines import engine
 from tests.support.failing_steps import MOMENTS, at_rest, plant, start_engine
@@ -136,6 +137,29 @@ def test_a_request_whose_masks_are_slow_ends_alone(monkeypatch):
     assert expected[0].finish.reason != "error" and (slow.finish.reason, slow.output_ids) == ("error", ())
     assert "or is so ambiguous that its masks take too long" in slow.finish.message
     assert [one.output_ids for one in others] == [one.output_ids for one in expected[1:]]
+
+
+def test_masks_of_a_tree_end_where_they_are_slow(monkeypatch):
+    """Not behind its last node."""
+    llm, filled = engine("EAGLE3", 4, speculative_num_draft_tokens=8), []
+    nested = SamplingParams(max_new_tokens=20, ebnf='root ::= " " group\ngroup ::= "(" group ")" | [a-z ]+')
+    monkeypatch.setattr("specmatrix.engine.device.grammar_masks.MASK_SECONDS", -1.0)
+    monkeypatch.setattr(RequestMatcher, "fill", lambda self, masks, row: filled.append(row))
+    assert llm.generate([TEXT], nested)[0].finish.reason == "error"
+    assert set(filled) == {0}
+
+
+@pytest.mark.parametrize(
+    "grammar", [{"regex": "[a-z ]+!"}, {"ebnf": 'root ::= "(" root ")" | [a-z ]+ "!"'}], ids=["table", "host"]
+)
+def test_a_free_request_on_the_row_of_a_constrained_one_stays_free(grammar):
+    """Also beside requests with grammars, whose rounds have masks."""
+    llm = engine("EAGLE3", 1)
+    free, bound = SamplingParams(max_new_tokens=12), SamplingParams(max_new_tokens=12, **grammar)
+    (expected,) = llm.generate([TEXT], free)
+    llm.generate([TEXT] * 4, bound)
+    found, *_ = llm.generate([TEXT] * 4, [free, bound, bound, bound])
+    assert found.output_ids == expected.output_ids
 
 
 def test_min_p_is_relative_to_the_best_token_that_the_grammar_allows(plain):

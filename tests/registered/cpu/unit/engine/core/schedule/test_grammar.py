@@ -6,7 +6,7 @@ from time import process_time
 
 import pytest
 
-from specmatrix.engine.core.schedule.grammar import MAX_CHARACTERS, MAX_DEPTH, Constraint
+from specmatrix.engine.core.schedule.grammar import IGNORED, MAX_CHARACTERS, MAX_DEPTH, Constraint
 from specmatrix.errors import RequestError
 
 
@@ -55,6 +55,14 @@ REFUSED = {
         r"json_schema is recursive at \$ref '#'; allowed: schemas of limited depth",
     ),
     "chain": ("json_schema", json.dumps(CHAIN), r"json_schema has more than 32 references in a line at .*"),
+    **{
+        word: (
+            "json_schema",
+            f'{{"{word}":{{}}}}',
+            re.escape(f"json_schema has {word!r}; allowed: keywords"),
+        )
+        for word in sorted(IGNORED)
+    },
     "elsewhere": ("json_schema", '{"$ref":"http://x/y"}', r"json_schema has the \$ref 'http://x/y'; allowed: a path.*"),
     "nowhere": ("json_schema", '{"$ref":"#/$defs/b"}', r"json_schema has the \$ref '#/\$defs/b'; allowed: a path .*"),
 }
@@ -88,7 +96,7 @@ SPELLINGS = {"a": [[]] * 10000, "b": [{"$ref": "#/a/" + "0" * n} for n in range(
         '{"$defs":{"a/b":{"type":"null"}},"items":[{"$ref":"#/$defs/a~1b"},{"$ref":"#/$defs/a~1b"}]}',
         json.dumps({**DOUBLING, "$ref": "#/$defs/0"}),
         '{"items":[{"type":"null"},{"$ref":"#/items/0"}]}',
-        '{"enum":[{"$ref":"#"}],"const":{"$ref":"nowhere"},"default":{"$ref":1},"properties":{"const":{"enum":[1]}}}',
+        '{"enum":[{"$ref":"#"}],"const":{"$ref":"nowhere"},"default":{"$ref":1},"properties":{"const":{"enum":[1]},"not":{"const":{"if":1}}}}',
     ],
     ids=[
         "deepest",

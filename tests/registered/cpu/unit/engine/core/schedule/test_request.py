@@ -74,7 +74,7 @@ REFUSED: dict[str, tuple[str, list[object]]] = {
     "return_logprob": ("true or false", ["yes"]),
     "no_stop_trim": ("true or false", [1]),
     **{kind: ("a text, or None", [{}, b"a", "\ud800"]) for kind in ("json_schema", "regex", "ebnf", "structural_tag")},
-    "reasoning_end_ids": ("a list of token ids in [0, 50)", [(50,), 3]),
+    "reasoning_end_ids": ("up to 32 ids in [0, 50)", [(50,), 3, (5,) * 33]),
 }
 
 
