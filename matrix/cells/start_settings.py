@@ -1,13 +1,10 @@
-"""The settings behind start axis values: `adaptive` configurations, session_retract memory sizes, and a corpus."""
+"""The settings behind start axis values: `adaptive` configurations and session_retract memory sizes."""
 
 import json
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-
-# The corpus that an n-gram drafter may search besides the requests' texts.
-CORPUS: Final = "gsm-mini-train"
 
 
 class SessionRetract(msgspec.Struct, frozen=True):

@@ -15,12 +15,11 @@ from functools import cache
 from itertools import takewhile
 from typing import Any
 
-from specmatrix.matrix.cells.start_settings import CORPUS
 from specmatrix.matrix.oracles.ngram import Grams
 from specmatrix.matrix.oracles.suffixes import Suffixes
 from specmatrix.matrix.subjects.protocol import Answer, Journal, Served
 from specmatrix.matrix.workloads.questions import tokenizer
-from specmatrix.matrix.zoo.registry import CORPUS_FILE
+from specmatrix.matrix.zoo.registry import CORPUS, CORPUS_FILE
 
 
 class ReplayError(Exception):

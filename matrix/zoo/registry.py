@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from specmatrix.errors import ConfigError, shown
-from specmatrix.matrix.cells.start_settings import CORPUS
 from specmatrix.matrix.zoo.recipes import RECIPES
 
 if TYPE_CHECKING:  # an engine in an environment of its own has no msgspec
@@ -22,6 +21,8 @@ CHECKPOINTS: Final = HERE / "checkpoints"
 CHECKSUMS: Final = CHECKPOINTS / "SHA256SUMS"
 TEST: Final = HERE / "data" / "test.jsonl"
 HELDOUT: Final = HERE / "data" / "heldout.jsonl"
+# The corpus that an n-gram drafter may search besides the requests' texts, by the name that cells give it.
+CORPUS: Final = "gsm-mini-train"
 CORPUS_FILE: Final = HERE / "data" / "corpus.jsonl"
 # A token that leads by less nats has its margin in the file of margins.
 CLOSE: Final = 0.5

@@ -24,7 +24,7 @@ def block_net(c: dict[str, Any], embedding: Tensor = NOTHING, head: Tensor = NOT
     """A net by config.json; embedding [V, H] and head [V, H] are the target's."""
     own = c.get("dflash_config", c)
     states = len(own.get("target_layer_ids", range(c["num_hidden_layers"])))
-    shape = Shape(**{"model_type": "qwen3"} | c)
+    shape = Shape(**{"model_type": "qwen3", "hidden_act": "silu"} | c)
     always = shape, states * target_hidden, 0, own["mask_token_id"], Shared(embedding, head)
     if "conv_kernel_size" in own:
         return Dflash2Net(*always, Dflash2Parts(**{name: own[name] for name in PARTS})).eval()

@@ -32,7 +32,7 @@ def test_every_folder_has_its_files_and_a_row():
     backends = {k.reference.__module__.split(".")[-2]: {"triton.py"} for k in KERNELS}
     backends |= {"reject_drafts": set(), "verify_lengths": set()}  # torch on every device
     backends |= {k.reference.__module__.split(".")[-2]: {"compiled.py"} for k in CPU_KERNELS}
-    backends["gated_delta"] = {"triton.py", "compiled.py"}
+    backends["gated_delta"] = {"triton.py", "compiled.py", "chunked.py"}
     assert folders == set(backends)
     for folder, own in backends.items():
         files = {p.name for p in (Path(specmatrix.kernels.__file__).parent / folder).glob("*.py")}

@@ -5,7 +5,8 @@ import pytest
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.matrix.cells.axes import AXES, NAMES, START_AXES
 from specmatrix.matrix.cells.cell import AMPLE_TOKENS, ENGINE_SEED, TIGHT_TOKENS, Cell, order, parse_assignment
-from specmatrix.matrix.cells.start_settings import CORPUS, TEXTS
+from specmatrix.matrix.cells.start_settings import TEXTS
+from specmatrix.matrix.zoo.registry import CORPUS
 from tests.support.refusals import refusal
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from specmatrix.engine.core.draft.ngram_index import NgramOptions
 from specmatrix.engine.core.draft.suffix_cache import SuffixOptions
-from specmatrix.matrix.cells.start_settings import CORPUS
 from specmatrix.matrix.oracles.shared_replay import ReplayError, Round, SharedReplay, corpus
 from specmatrix.matrix.subjects.protocol import Served
+from specmatrix.matrix.zoo.registry import CORPUS
 
 SHAPE = {"page_size": 1, "num_draft_tokens": 4, "topk": 2, "num_steps": 3, "max_running_requests": 2}
 RESOLVED = {"ngram": asdict(NgramOptions(max_bfs_breadth=2)), "suffix": None, **SHAPE}

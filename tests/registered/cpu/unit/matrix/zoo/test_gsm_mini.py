@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from specmatrix.matrix.cells.start_settings import CORPUS
 from specmatrix.matrix.zoo.evaluate import corpus_rows, split_rows
 from specmatrix.matrix.zoo.gsm_mini import (
     HELDOUT,
@@ -20,7 +19,7 @@ from specmatrix.matrix.zoo.gsm_mini import (
     write_jsonl,
 )
 from specmatrix.matrix.zoo.recipes import DATA
-from specmatrix.matrix.zoo.registry import CORPUS_FILE, resolve_path
+from specmatrix.matrix.zoo.registry import CORPUS, CORPUS_FILE, resolve_path
 from specmatrix.matrix.zoo.registry import HELDOUT as HELDOUT_FILE
 from specmatrix.matrix.zoo.registry import TEST as TEST_FILE
 
