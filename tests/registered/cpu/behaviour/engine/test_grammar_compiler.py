@@ -203,8 +203,9 @@ def test_a_process_that_is_killed_while_a_fork_compiles_keeps_no_grammar_waiting
         slow = threads.submit(made.compile, GROWS)
         while not (forks := children(root)):
             pass
+        running = os.pidfd_open(root)
         os.kill(root, signal.SIGKILL)
-        os.waitid(os.P_PID, root, os.WEXITED | os.WNOWAIT)
+        assert select([running], [], [], 60.0)[0]
         with monkeypatch.context() as unseen:
             unseen.setattr(ChildProcess, "wait", lambda *_: None)
             with pytest.raises(EngineError, match=r"^the process that compiles .* ended with status -9; ask again$"):
