@@ -204,7 +204,7 @@ class GrammarMasks:
 
         def visit(node: int) -> None:
             matcher.fill(masks, node)
-            for child in children[node] if thread_time() - began <= MASK_SECONDS else ():
+            for child in (later for later in children[node] if thread_time() - began <= MASK_SECONDS):
                 if matcher.push(tokens[child]):
                     visit(child)
                     matcher.pop()
