@@ -15,7 +15,6 @@ from threading import Barrier
 
 import pytest
 
-from specmatrix.child_process import ChildProcess
 from specmatrix.engine import grammar_compiler
 from specmatrix.engine.core.schedule.grammar import Constraint
 from specmatrix.engine.grammar_compiler import LIMITS, RECENT, CompilerProcess, GrammarCompiler
@@ -192,26 +191,3 @@ def test_a_process_that_is_killed_in_a_message_fails_that_grammar_alone(monkeypa
         with pytest.raises(EngineError, match=message):
             made.compile(Constraint("regex", "a"))
     assert made.compile(Constraint("regex", "a")).grammar
-
-
-def test_a_process_that_is_killed_while_a_fork_compiles_keeps_no_grammar_waiting(monkeypatch, started):
-    """The fork would hold its connection open."""
-    monkeypatch.setattr("specmatrix.engine.grammar_compiler.SECONDS", 20.0)
-    made = process((60.0, 2**29))
-    (root,) = started
-    with ThreadPoolExecutor(1) as threads:
-        slow = threads.submit(made.compile, GROWS)
-        while not (forks := children(root)):
-            pass
-        running = os.pidfd_open(root)
-        os.kill(root, signal.SIGKILL)
-        assert select([running], [], [], 60.0)[0]
-        with monkeypatch.context() as unseen:
-            unseen.setattr(ChildProcess, "wait", lambda *_: None)
-            with pytest.raises(EngineError, match=r"^the process that compiles .* ended with status -9; ask again$"):
-                made.compile(Constraint("regex", "a"))
-        assert made.compile(Constraint("regex", "b")).grammar
-        for pid in forks:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        slow.exception()
