@@ -32,8 +32,8 @@ def gates(b, a, a_log, dt_bias):
 
 @triton.jit
 def _inverse(lower, CHUNK: tl.constexpr):
-    """(1 + lower)^-1 of a strictly lower triangular [CHUNK, CHUNK]: of the blocks on the diagonal row by row, D^-1;
-    then with the rest M = D^-1 L, of which the power CHUNK / SUB is 0, (1 + M)^-1 D^-1 = (1 + M^2) (1 - M) D^-1."""
+    """(1 + lower)^-1 of a strictly lower triangular [CHUNK, CHUNK]. D^-1 inverts the diagonal blocks row by row. With L
+    the blocks below them, M = D^-1 L is nilpotent (M^4 = 0), so (1 + M)^-1 D^-1 = (1 + M^2) (1 - M) D^-1."""
     BLOCKS: tl.constexpr = CHUNK // SUB
     p, r = tl.arange(0, BLOCKS), tl.arange(0, SUB)
     same = p[:, None, None, None] == p[None, None, :, None]

@@ -15,6 +15,7 @@ from threading import Barrier
 
 import pytest
 
+from specmatrix.child_process import ChildProcess
 from specmatrix.engine import grammar_compiler
 from specmatrix.engine.core.schedule.grammar import Constraint
 from specmatrix.engine.grammar_compiler import LIMITS, RECENT, CompilerProcess, GrammarCompiler
@@ -191,3 +192,30 @@ def test_a_process_that_is_killed_in_a_message_fails_that_grammar_alone(monkeypa
         with pytest.raises(EngineError, match=message):
             made.compile(Constraint("regex", "a"))
     assert made.compile(Constraint("regex", "a")).grammar
+
+
+def test_a_compiling_fork_does_not_keep_the_connection_of_a_killed_process_open(monkeypatch, started):
+    """Else the next grammar would wait for that fork. It is stopped here, so that it cannot end."""
+    made = process((60.0, 2**29))
+    made.compile(Constraint("regex", "c"))
+    while children(started[0]):
+        pass
+    with ThreadPoolExecutor(1) as threads:
+        slow = threads.submit(made.compile, GROWS)
+        while not (forks := children(started[0])):
+            pass
+        (fork,) = forks
+        while sum(map(int, Path(f"/proc/{fork}/stat").read_text().rpartition(") ")[2].split()[11:13])) < 2:
+            pass  # until it has used 2 ticks of CPU time
+        os.kill(fork, signal.SIGSTOP)
+        running = os.pidfd_open(started[0])
+        os.kill(started[0], signal.SIGKILL)
+        assert select([running], [], [], 60.0)[0]
+        with monkeypatch.context() as unseen:  # as if its end was not noticed yet
+            unseen.setattr(ChildProcess, "wait", lambda *_: None)
+            unseen.setattr("specmatrix.engine.grammar_compiler.SECONDS", 5.0)
+            with pytest.raises(EngineError, match=r"^the process that compiles .* ended with status -9; ask again$"):
+                made.compile(Constraint("regex", "a"))
+        os.kill(fork, signal.SIGKILL)
+        slow.exception()
+    assert made.compile(Constraint("regex", "b")).grammar
