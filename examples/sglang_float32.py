@@ -2,7 +2,7 @@
 an environment that has SGLang 0.5.13.
 
 Its kernels of RMS norms have no float32, and its chunked delta rule refuses it. Here norms are SGLang's own in torch,
-and the delta rule's kernels get float32 nevertheless, so cells that run with it say nothing of the kernels of norms, but
+and the delta rule's kernels get float32 nevertheless, so cells that run with it say nothing of kernels of norms, but
 of all the rest. Triton multiplies in float32 too, not in TF32.
 """
 
