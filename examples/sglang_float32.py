@@ -25,6 +25,9 @@ EXACT: Final = {"TRITON_F32_DEFAULT": "ieee", "SGLANG_MAMBA_CONV_DTYPE": "float3
 def supply() -> None:
     """Put what runs in float32 where SGLang's modules look for it."""
     from sglang.srt.layers import layernorm
+    from sglang.srt.layers.attention.fla import utils
+
+    utils.is_tf32_supported = False  # read when the next module is imported
     from sglang.srt.layers.attention.fla import chunk
     from sglang.srt.layers.attention.linear.kernels import gdn_triton
 
