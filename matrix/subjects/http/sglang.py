@@ -37,10 +37,11 @@ if TYPE_CHECKING:
     from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 SIZES: Final = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
-# Of an aborted request: no grammar, behind whose end plain decoding would go on too.
-ENDLESS: Final[dict[str, Any]] = {"max_new_tokens": 256, "ignore_eos": True, "grammar": None} | dict.fromkeys(
-    ("stop", "stop_token_ids"), ()
-)
+# Of an aborted request: without a grammar, behind whose end plain decoding would go on.
+ENDLESS: Final[dict[str, Any]] = {
+    **dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag")),
+    **{"max_new_tokens": 256, "ignore_eos": True, "stop": (), "stop_token_ids": ()},
+}
 SUFFIX: Final = "SGLang has no suffix decoding"
 SIZED: Final = ("standalone", "eagle", "eagle3", "nextn")
 PAIRED: Final = ("lossless", "accuracy")

@@ -174,3 +174,12 @@ def test_bans_that_no_bias_can_say_stay():
     assert biased(one).bad_words_ids == ((3, 4),) and not biased(one).reasoning_end_ids
     other = replace(one, bad_words_ids=((3,),), logit_bias=((5, 1.0),))
     assert (biased(other).bad_words_ids, biased(other).logit_bias) == (((3,),), ((5, 1.0),))
+
+
+@pytest.mark.parametrize("grammar", ["json", "regex", "ebnf", "tagged"])
+def test_only_an_aborted_request_has_no_grammar(grammar):
+    """Plain decoding of it goes on to its length, and would be judged by a grammar that has ended."""
+    found = SglangSubject().requests(Cell.from_id(f"none.mixed_lengths.abort_running.{grammar}"), 0)
+    aborted = [one for one in found if one.abort_after]
+    assert aborted and all(one.grammar is None and one.ignore_eos for one in aborted)
+    assert any(one.grammar for one in found)
