@@ -55,8 +55,17 @@ VARIANTS = {
 }
 HYBRIDS = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}
 KINDS = {kind: changes for name, (kind, changes) in VARIANTS.items() if not changes}
+# The widths in which a text is read: of each variant a few, and of hybrids chunks of one size, then token by token.
+READS = {name: (kind, changes, (7, 1, 3, 13, 2, 1, 13)) for name, (kind, changes) in VARIANTS.items()}
+READS |= {
+    f"{name}, chunks of {chunk}": (kind, changes, (chunk,) * (140 // chunk) + (1,) * 10)
+    for name, (kind, changes) in VARIANTS.items()
+    for chunk in (1, 2, 3, 7, 64)
+    if kind in HYBRIDS
+}
 LINES = torch.randint(0, 768, (33, 65), generator=torch.Generator().manual_seed(2))
-TOKENS = torch.randint(0, 97, (3, 40), generator=torch.Generator().manual_seed(1))
+LONG = torch.randint(0, 97, (3, 150), generator=torch.Generator().manual_seed(1))
+TOKENS = LONG[:, :40]
 
 
 @pytest.fixture
@@ -79,17 +88,17 @@ def close(ours, theirs, kind=None):
     assert off.mean() < BOUND and off.max() < (30 * BOUND if kind in HYBRIDS else BOUND)
 
 
-@pytest.mark.parametrize(("kind", "changes"), VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize(("kind", "changes", "widths"), READS.values(), ids=READS)
 @torch.inference_mode()
-def test_prefill_chunks_and_decode_match_transformers(pair, paged, kind, changes):
+def test_prefill_chunks_and_decode_match_transformers(pair, paged, kind, changes, widths):
     ours, theirs = pair(kind, **changes)
-    whole = theirs(TOKENS).logits
-    close(paged(ours, 3, 40).run(TOKENS, [0, 0, 0]), whole, kind)
-    driver, done = paged(ours, 3, 40, page_size=7), 0
-    for width in (7, 1, 3, 13, 2, 1, 13):
-        close(driver.run(TOKENS[:, done : done + width], [done] * 3), whole[:, done : done + width], kind)
+    tokens = LONG[:, : sum(widths)]
+    whole = theirs(tokens).logits
+    close(paged(ours, 3, tokens.shape[1]).run(tokens, [0, 0, 0]), whole, kind)
+    driver, done = paged(ours, 3, tokens.shape[1], page_size=7), 0
+    for width in widths:
+        close(driver.run(tokens[:, done : done + width], [done] * 3), whole[:, done : done + width], kind)
         done += width
-    assert done == 40
 
 
 @pytest.mark.parametrize(
@@ -180,7 +189,7 @@ def test_half_precision_stays_near_float32(target_folder, paged, kind, dtype):
 class TestBatchInvariance:
     """With `deterministic`, a token's logits have the same bits however many tokens share its call."""
 
-    @pytest.fixture(params=["deepseek-mini", "qwen3-mini", "llama-mini", "qwen3_next", "qwen3_5"])
+    @pytest.fixture(params=["deepseek-mini", "qwen3-mini", "llama-mini", "qwen3_next", "qwen3_5", "qwen3_5_moe"])
     def model(self, request, zoo, target_folder, architectures):
         made = target_folder(request.param, vocab_size=768) if request.param in architectures else zoo(request.param)
         return load_target(made, "cpu", torch.float32)
