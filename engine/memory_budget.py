@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -12,16 +13,21 @@ import torch
 from specmatrix.engine.core.config.asked import GIB, Resolved
 from specmatrix.engine.core.draft.algorithms import algorithm
 from specmatrix.engine.core.schedule.step import padded
+from specmatrix.engine.device.pool import StateLayout
 from specmatrix.engine.models.config import ModelConfig, load_model_config
 from specmatrix.engine.models.eagle.formats import load_draft_config
 from specmatrix.engine.models.weights import count_numbers, tensor_names
 from specmatrix.engine.spec.builders import Locate
 from specmatrix.errors import ConfigError
+from specmatrix.host_memory import host_memory
+from specmatrix.kernels.gated_delta import scratch
 
 # Host bytes per page and per row for Python lists, and for computing one rotation.
 PAGE: Final = 48
 ROW: Final = 40
 ROTATION: Final = 24
+# What an engine allocates after its start.
+LATER: Final = ("CUDA graphs", "chunks of the delta rule")
 
 
 class Need(NamedTuple):
@@ -78,8 +84,8 @@ def _gib(size: int) -> str:
 def needs(resolved: Resolved, models: Sequence[Model], ranks: int) -> list[Need]:
     """What each setting makes one rank allocate. models: the target, which ranks share, and the draft if any.
 
-    CUDA graphs and the tokens that logit rules read count with their maximum; the temporary memory of a step does not
-    count.
+    CUDA graphs, tokens that logit rules read and chunks of the delta rule count with their maximum; other temporary
+    memory of a step does not count.
     """
     r, size = resolved, torch.empty(0, dtype=getattr(torch, resolved.dtype)).element_size()
     (target, *drafts), rows, page = models, r.max_running_requests + 1, r.page_size
@@ -114,6 +120,9 @@ def needs(resolved: Resolved, models: Sequence[Model], ranks: int) -> list[Need]
     if states:
         setting = f"max_running_requests {r.max_running_requests} with state_interval {r.state_interval}"
         found.append(Need(setting, "recurrent states", states))
+        if size == 2 and r.device != "cpu" and not r.enable_deterministic_inference:
+            setting = f"chunked_prefill_size {r.chunked_prefill_size or -1}"
+            found.append(Need(setting, "chunks of the delta rule", _chunks(r, layout)))
     if r.cuda_graph_max_bs:
         found.append(Need(f"cuda_graph_max_gb {r.cuda_graph_max_gb}", "CUDA graphs", r.cuda_graph_max_gb * GIB))
     for model in models:
@@ -121,6 +130,17 @@ def needs(resolved: Resolved, models: Sequence[Model], ranks: int) -> list[Need]
         found.append(Need(f"dtype {r.dtype} of {model.folder}", "weights", size * model.numbers // shared))
     known = 8 * rows * (r.positions + 1)
     return [*found, Need(f"max_running_requests {r.max_running_requests}", "tokens for logit rules", known)]
+
+
+def _chunks(r: Resolved, layout: StateLayout) -> int:
+    """Bytes of a layer's chunked delta rule at the most padded prefill: n rows are padded to the widest, which has at
+    most the tokens of a step but one for each other row, and ends at a checkpoint."""
+    most = r.chunked_prefill_size or r.context_length * r.max_running_requests
+    wide = min(most, r.context_length, r.state_interval or most)
+    rows = min(r.max_running_requests, max((most + 1) // 2, most - wide + 1))
+    shape = layout.heads, layout.key_dim, layout.value_dim
+    kinds = scratch(rows, min(wide, most - rows + 1), *shape, getattr(torch, r.dtype))
+    return sum(math.prod(size) * kind.itemsize for size, kind in kinds)
 
 
 def models_of(resolved: Resolved, locate: Locate) -> list[Model]:
@@ -150,35 +170,3 @@ def _device_memory(device: torch.device) -> int:
     """Memory that the driver and torch's caching allocator have left."""
     free, _ = torch.cuda.mem_get_info(device)
     return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-
-
-def host_memory() -> int | None:
-    """Host memory in bytes that this process may still allocate; None if unknown."""
-    found = re.search(r"^MemAvailable: +(\d+) kB", _text(Path("/proc/meminfo")), re.MULTILINE)
-    return min([*([1024 * int(found[1])] if found else []), *group_memory()], default=None)
-
-
-def group_memory(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
-    """Memory below the limit of each of this process's control groups; the page cache counts as free."""
-    for line in _text(groups).splitlines():
-        _, kinds, path = line.split(":", 2)
-        if kinds and "memory" not in kinds.split(","):
-            continue
-        top, limit, used = (
-            (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
-            if kinds
-            else (root, "memory.max", "memory.current")
-        )
-        inner = top / path.strip("/")
-        for group in (inner, *inner.parents):
-            if group.is_relative_to(top) and (most := _text(group / limit).strip()).isdecimal():
-                files = re.search(r"^inactive_file (\d+)", _text(group / "memory.stat"), re.MULTILINE)
-                yield int(most) - int(_text(group / used)) + (int(files[1]) if files else 0)
-
-
-def _text(file: Path) -> str:
-    """The text of a file, "" if it cannot be read."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError:
-        return ""

@@ -10,6 +10,7 @@ from specmatrix.kernels.backend import compiled_module, on_triton, triton_module
 from specmatrix.kernels.decoder_layer import as_array
 
 USERS = "models with recurrent states"
+CHUNK = 64  # tokens of a chunk of the chunked form
 
 
 def gated_delta(
@@ -67,6 +68,17 @@ def gated_delta(
         *(as_array(part.contiguous()) for part in given), parents is not None, key_dim**-0.5, as_array(made)
     )
     return made
+
+
+def scratch(
+    batch: int, tokens: int, heads: int, key_dim: int, value_dim: int, dtype: torch.dtype
+) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
+    """Shape and dtype of each temporary tensor of the chunked form: W, U, the state before each chunk, the cumulated
+    logarithms of decays, and where in its chunk a row's last token is."""
+    chunks, whole = -(-tokens // CHUNK), (batch, heads, tokens)
+    states = ((batch, heads, chunks, key_dim, value_dim), dtype)
+    decays, ends = (whole, torch.float32), ((batch, chunks), torch.int32)
+    return ((*whole, key_dim), dtype), ((*whole, value_dim), dtype), states, decays, ends
 
 
 def load(device: torch.device) -> None:

@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from specmatrix.kernels.dot import dot, wide
+from specmatrix.kernels.gated_delta import CHUNK, scratch
 
-CHUNK = 64
 LEAST = 32  # tokens of a row that are worth four launches
 SUB = tl.constexpr(16)  # rows of the blocks of 1 + A that are inverted alone, a quarter of a chunk
 FULL = 256  # programs that fill a GPU
@@ -166,11 +166,9 @@ def run(
     """Fill `made` float32 [B, N, Hv, Dv]. mixed [B, N, C]: queries, keys and values, the first two of unit length and
     queries scaled; write int64 [B, N]: at most one slot in each row; other arguments as of `gated_delta`."""
     batch, tokens, heads, value_dim = made.shape
-    key_dim, chunks, place = states.shape[2], triton.cdiv(tokens, CHUNK), {"device": mixed.device, "dtype": mixed.dtype}
-    w, values = (torch.empty(batch, heads, tokens, size, **place) for size in (key_dim, value_dim))
-    before = torch.empty(batch, heads, chunks, key_dim, value_dim, **place)
-    sums = torch.empty(batch, heads, tokens, device=mixed.device)
-    ends = torch.empty(batch, chunks, dtype=torch.int32, device=mixed.device)
+    key_dim, chunks = states.shape[2], triton.cdiv(tokens, CHUNK)
+    needed = scratch(batch, tokens, heads, key_dim, value_dim, mixed.dtype)
+    w, values, before, sums, ends = (torch.empty(shape, dtype=kind, device=mixed.device) for shape, kind in needed)
     sizes = tokens, heads, key_heads, key_dim, value_dim
     # Triton 3.6 lets a product of four warps with fewer than 64 columns read beyond its shared memory (`_represent`).
     keys, block = (max(64, triton.next_power_of_2(size)) for size in (key_dim, value_dim))

@@ -17,7 +17,7 @@ from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import AUTO, EngineConfig
 from specmatrix.engine.core.schedule.step import StepPlan
 from specmatrix.engine.device.cuda_graphs import CudaGraphs, GraphShape
-from specmatrix.engine.memory_budget import models_of, needs
+from specmatrix.engine.memory_budget import LATER, models_of, needs
 from specmatrix.engine.spec.builders import Locate
 from specmatrix.matrix.subjects.protocol import GraphRound, Resources
 from specmatrix.matrix.subjects.work_log import weak_method
@@ -57,7 +57,7 @@ class ResourceRecorder:
         self._limit_gb = config.cuda_graph_max_gb
         self._started = device_bytes(llm.resolved.device) - before
         budget = needs(llm.resolved, models_of(llm.resolved, locate), 1)
-        self._budget = sum(need.device for need in budget if need.what != "CUDA graphs")
+        self._budget = sum(need.device for need in budget if need.what not in LATER)
         self._counts = watched_graphs()
         self._before = GraphCounts(**vars(self._counts))
         self._graphs: Callable[[], CudaGraphs | None] = _no_graphs

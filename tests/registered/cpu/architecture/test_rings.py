@@ -26,7 +26,10 @@ RINGS = {
     "engine/models": DEVICE | TENSORS,
     "engine/spec": SPEC | TENSORS,
     "engine/server": SPEC | {"engine", "__version__", "child_process", "jinja2", "h11"} | HTTP,
-    "engine": SPEC | TENSORS | {"engine", "temp_dir", "child_process", "remote", "user_file", "extras"} | GRAMMAR,
+    "engine": SPEC
+    | TENSORS
+    | GRAMMAR
+    | {"engine", "temp_dir", "child_process", "remote", "user_file", "extras", "host_memory"},
 }
 # The clock, the environment and the world outside have no place where everything must replay.
 OUTSIDE = {"time", "datetime", "os", "random", "secrets", "socket", "subprocess", "threading", "asyncio", "locale"}
@@ -73,6 +76,7 @@ BELOW = {
     "extras",
     "files",
     "git",
+    "host_memory",
     "json_text",
     "options",
     "plain_text",

@@ -9,15 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from specmatrix.engine import memory_budget as budget
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.device.cuda_graphs import GIB
-from specmatrix.engine.memory_budget import Need, fits, models_of, needs
+from specmatrix.engine.memory_budget import LATER, Need, fits, models_of, needs
 from specmatrix.engine.models.loader import load_target
 from specmatrix.errors import ConfigError
+from specmatrix.host_memory import group_memory, host_memory
+from specmatrix.kernels.gated_delta import scratch
 from tests.support.engines import CHECKPOINTS, RUNS, engine
 
 LLAMA = str(CHECKPOINTS / "llama-mini")
@@ -69,6 +72,39 @@ def test_a_rank_has_room_for_the_states_of_its_own_heads(name):
     assert found[1]["recurrent states"] == held // 2 + pool.stamps.nbytes
     part = load_target(CHECKPOINTS / name, "cpu", pool.windows.dtype, ranks=Ranks(1, 2)).state
     assert part.bytes(4) * pool.windows.shape[1] == held // 2
+
+
+@pytest.mark.parametrize(("chunk", "interval", "running"), [(2048, 256, 64), (96, 0, 3), (96, 256, 200), (None, 64, 7)])
+def test_the_fast_delta_rule_has_room_for_the_widest_prefill(chunk, interval, running):
+    """Of n rows, the widest is as wide as the others leave of a step's tokens, or ends at a checkpoint."""
+    resolved = replace(
+        LLM(EngineConfig(str(CHECKPOINTS / "qwen3next-mini"), dtype="bfloat16")).resolved,
+        **{
+            "device": "cuda",
+            "enable_deterministic_inference": False,
+            "context_length": 128,
+            "state_interval": interval,
+        },
+        **{"chunked_prefill_size": chunk, "max_running_requests": running},
+    )
+    models, limit = models_of(resolved, Path), chunk or 128 * running
+    widest = [(n, min(limit - n + 1, 128, interval or 128)) for n in range(1, min(running, limit) + 1)]
+    most = max(n * wide for n, wide in widest)
+    (need,) = (one for one in needs(resolved, models, 2) if one.what == "chunks of the delta rule")
+    heads, keys, values = 3, 16, 24  # of one of two ranks
+    each = heads * (2 * (keys + values) + 4) + heads * 2 * keys * values / 64
+    assert (
+        need.what in LATER
+        and need.setting == f"chunked_prefill_size {chunk or -1}"
+        and 1 <= need.device / (most * each) < 1.6
+    )
+    for other in ({"dtype": "float32"}, {"device": "cpu"}, {"enable_deterministic_inference": True}):
+        assert all(one.what != need.what for one in needs(replace(resolved, **other), models, 2))
+
+
+def test_a_token_of_qwen3_next_takes_32_kilobytes():
+    parts = scratch(1, 2048, 32, 128, 128, torch.bfloat16)
+    assert sum(torch.empty(shape, dtype=kind).nbytes for shape, kind in parts) == 2048 * (32768 + 128) + 32 * 4
 
 
 def test_what_drafts_are_drawn_from_counts():
@@ -171,11 +207,11 @@ def test_a_control_groups_limit_is_heeded(line, folder, names, left, tmp_path):
     for name, text in zip((*names, "memory.stat"), ("1000\n", "500\n", "cache 9\ninactive_file 200\n"), strict=True):
         (place / name).write_text(text)
     (tmp_path / "groups").write_text(f"{line}\n")
-    assert list(budget.group_memory(tmp_path, tmp_path / "groups")) == ([] if left is None else [left])
+    assert list(group_memory(tmp_path, tmp_path / "groups")) == ([] if left is None else [left])
     (place / names[0]).write_text("max\n")
-    assert list(budget.group_memory(tmp_path, tmp_path / "groups")) == []
+    assert list(group_memory(tmp_path, tmp_path / "groups")) == []
 
 
 def test_this_host_reports_its_resources():
-    free = budget.host_memory()
+    free = host_memory()
     assert free is None or 0 < free < 1 << 50
