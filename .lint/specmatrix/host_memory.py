@@ -1,0 +1,1 @@
+../../specmatrix/host_memory.py
