@@ -31,11 +31,12 @@ class Head(Protocol):
 
 
 class LanguageHead:
-    """A language model as a draft head, which reads no states; its mask tokens are `mask_id`."""
+    """A language model as a draft head, which reads no states; its mask tokens are `mask_id`, None if it drafts one
+    token after the other."""
 
-    def __init__(self, net: CausalNet, mask_id: int) -> None:
+    def __init__(self, net: CausalNet, mask_id: int | None) -> None:
         self.net, self.shape = net, net.shape
-        self.mask = mask_id, torch.zeros(0)
+        self.mask = None if mask_id is None else (mask_id, torch.zeros(0))
 
     def features(self, captured: Tensor) -> Tensor:
         """Nothing of the target's states."""

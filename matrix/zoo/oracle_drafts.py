@@ -1,4 +1,4 @@
-"""The oracle's drafts: each processes one whole sequence, without KV cache, pages or batches.
+"""The oracle's drafts: each reads one whole text at a time, without pages, rounds or batches of requests.
 
 With tokens t_0..t_L known and L of them in the target's KV, a draft over the target's states has consumed the pairs
 (t_{p+1}, f_p), p < L, where f_p is the target's state at p. Slot L-1 proposes t_{L+1}; a proposal is fed at position L
@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from specmatrix.matrix.cells.cell import DRAFTS as ZOO_DRAFTS
 from specmatrix.matrix.cells.cell import MODELS
@@ -19,7 +20,7 @@ from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.dspark_net import DsparkNet
 from specmatrix.matrix.zoo.evaluate import captured_layers
 from specmatrix.matrix.zoo.heads import Head, LanguageHead, mask_of, whole
-from specmatrix.matrix.zoo.net import CausalNet, rope_table
+from specmatrix.matrix.zoo.net import CausalNet, rope_table, widened
 from specmatrix.matrix.zoo.recipes import RECIPES
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
 
@@ -46,41 +47,44 @@ class OracleDraft(Protocol):
         return None
 
 
-class StandaloneDraft(OracleDraft):
-    """A small model that reads t_1, t_2, .. at positions 0, 1, .., without t_0."""
-
-    def __init__(self, net: CausalNet, tokens: list[int]) -> None:
-        self.net = net
-        self.tokens = tokens
-
-    def after(
-        self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
-    ) -> tuple[Tensor, Tensor]:
-        del states
-        rows = torch.tensor([[*self.tokens[1 : known + 1], *path] for path in paths])
-        logits = self.net(rows)[0][:, -1]
-        return torch.zeros(len(paths), 0), logits
-
-
 class HeadDraft(OracleDraft):
-    """A head over the target's captured states [T, A]. For drafted tokens it reads its own state; one that drafts in
-    parallel has its mask token and the state of that in their place, so that logits do not depend on the path."""
+    """A head over the target's captured states [T, A]. One pass over the text gives the keys and values of its slots,
+    and every first draft; the drafts of a path attend to them and to each other, and read the head's own states. A head
+    that drafts in parallel has its mask token and the state of that in their place, so that logits do not depend on the
+    path."""
 
     def __init__(self, head: Head, kept: Tensor, tokens: list[int], captured: Tensor) -> None:
         self.head = head
         self.kept: list[int] = kept.tolist()
-        self.tokens = tokens
-        self.features = head.features(captured)
+        self._text: dict[int, tuple[Tensor, Tensor]] = {}  # by layer, keys and values [1, Hkv, T - 1, D]
+        slots = len(tokens) - 1
+        table = rope_table(head.shape, torch.arange(slots))
+        made = head.step(torch.tensor([tokens[1:]]), head.features(captured)[None, :slots], table, self._first)
+        self._states, self._logits = made[0][0], made[1][0]
+
+    def _first(self, index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self._text[index] = k, v
+        return whole(index, q, k, v)
 
     def after(
         self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
     ) -> tuple[Tensor, Tensor]:
+        count, depth = len(paths), len(paths[0])
+        if not depth:
+            return self._states[known - 1].expand(count, -1), self._logits[known - 1].expand(count, -1)
         if mask := mask_of(self.head):
-            paths = [(mask[0],) * len(path) for path in paths]
-            states = [[mask[1]] * len(own) for own in states]
-        rows = torch.tensor([[*self.tokens[1 : known + 1], *path] for path in paths])
-        hidden = torch.stack([torch.stack((*self.features[:known], *own)) for own in states])
-        state, logits = self.head.step(rows, hidden, rope_table(self.head.shape, torch.arange(rows.shape[1])), whole)
+            paths, states = [(mask[0],) * depth] * count, [[mask[1]] * depth] * count
+        seen = torch.ones(depth, known + depth, dtype=torch.bool).tril(known)
+
+        def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            before = [each[:, :, :known].expand(count, -1, -1, -1) for each in self._text[index]]
+            keys, values = (torch.cat(pair, 2) for pair in zip(before, (k, v), strict=True))
+            keys, values = widened(keys, q.shape[1]), widened(values, q.shape[1])
+            return scaled_dot_product_attention(q, keys, values, attn_mask=seen)
+
+        hidden = torch.stack([torch.stack([*own]) for own in states])
+        table = rope_table(self.head.shape, torch.arange(known, known + depth))
+        state, logits = self.head.step(torch.tensor(paths), hidden, table, attend)
         return state[:, -1], logits[:, -1]
 
     def to_target(self, index: int) -> int:
@@ -91,17 +95,20 @@ class RotatedDraft(OracleDraft):
     """One head per step: head m reads t_{p+1+m} and head m-1's state at p, for every p < L."""
 
     def __init__(self, heads: Sequence[Head], tokens: list[int], captured: Tensor) -> None:
-        self.heads = heads
-        self.tokens = tokens
-        self.features = heads[0].features(captured)
+        self.heads, self.tokens, slots = heads, tokens, len(tokens) - 1
+        table, hidden = rope_table(heads[0].shape, torch.arange(slots)), heads[0].features(captured)[None, :slots]
+        self._first = heads[0].step(torch.tensor([tokens[1:]]), hidden, table, whole)
 
     def after(
         self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
     ) -> tuple[Tensor, Tensor]:
         depth = len(paths[0])
+        if not depth:
+            state, logits = self._first
+            return state[:, :known].expand(len(paths), -1, -1), logits[:, known - 1].expand(len(paths), -1)
         head = self.heads[depth]
         rows = torch.tensor([[*self.tokens[1 + depth : known + 1], *path] for path in paths])
-        hidden = torch.stack([own[-1] if own else self.features[:known] for own in states])
+        hidden = torch.stack([own[-1] for own in states])
         state, logits = head.step(rows, hidden, rope_table(head.shape, torch.arange(known)), whole)
         return state, logits[:, -1]
 
@@ -110,23 +117,6 @@ class BlockDraft(OracleDraft):
     """A block of `width` positions from t_L; its logits at a depth depend on the last token of the path at most."""
 
     def __init__(self, net: DflashNet, width: int, tokens: list[int], captured: Tensor) -> None:
-        self.net, self.width = net, width
-        self.tokens = torch.tensor([tokens])
-        self.captured = captured[None]
-
-    def after(
-        self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
-    ) -> tuple[Tensor, Tensor]:
-        del states
-        hidden = self.net.rows(self.tokens, self.captured, torch.tensor([[known]]), self.width)[0, 0, len(paths[0])]
-        previous = torch.tensor([path[-1] if path else int(self.tokens[0, known]) for path in paths])
-        return torch.zeros(len(paths), 0), self.net.corrected(hidden.expand(len(paths), -1), previous)
-
-
-class SparkDraft(OracleDraft):
-    """A block of `width` - 1 drafts behind t_L, each of which depends on those before it."""
-
-    def __init__(self, net: DsparkNet, width: int, tokens: list[int], captured: Tensor) -> None:
         self.net, self.width, self.tokens, self.captured = net, width, torch.tensor([tokens]), captured[None]
         self.blocks: dict[int, Tensor] = {}
 
@@ -135,6 +125,20 @@ class SparkDraft(OracleDraft):
         if known not in self.blocks:
             self.blocks[known] = self.net.rows(self.tokens, self.captured, torch.tensor([[known]]), self.width)[0, 0]
         return self.blocks[known]
+
+    def after(
+        self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        del states
+        hidden = self._block(known)[len(paths[0])]
+        previous = torch.tensor([path[-1] if path else int(self.tokens[0, known]) for path in paths])
+        return torch.zeros(len(paths), 0), self.net.corrected(hidden.expand(len(paths), -1), previous)
+
+
+class SparkDraft(BlockDraft):
+    """A block of `width` - 1 drafts behind t_L, each of which depends on those before it."""
+
+    net: DsparkNet
 
     def _behind(self, known: int, path: TokenPath) -> tuple[Tensor, Tensor]:
         """The states of the drafts up to the one after `path`, and the tokens before each."""
@@ -192,11 +196,9 @@ class Drafts:
         """The draft for one sequence and shape."""
         found, target = self.nets.get(algorithm), self.target
         recipe = self.recipes[algorithm]
-        if isinstance(found, CausalNet) and recipe.parallel:
-            ids = torch.arange(recipe.shape.vocab_size)
-            return HeadDraft(LanguageHead(found, recipe.mask_id), ids, tokens, torch.zeros(len(tokens), 0))
         if isinstance(found, CausalNet):
-            return StandaloneDraft(found, tokens)
+            ids, mask = torch.arange(recipe.shape.vocab_size), recipe.mask_id if recipe.parallel else None
+            return HeadDraft(LanguageHead(found, mask), ids, tokens, torch.zeros(len(tokens), 0))
         captured = target(torch.tensor([tokens]), aux=captured_layers(self.recipes[algorithm]))[1]
         assert captured is not None
         if found is None:
