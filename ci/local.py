@@ -45,6 +45,11 @@ LIMIT_SECONDS: Final = 180.0
 TICK_SECONDS: Final = 1.0
 # A worker that closed its pipe may still be exiting.
 EXIT_SECONDS: Final = 5.0
+# In so many cells some are compared with networks of transformers.
+MANY: Final = 40
+# What a worker of the reference engine imports before its garbage collector ignores all that there is.
+COMPILED: Final = "specmatrix.kernels.decoder_layer.compiled"
+NETWORKS: Final = "transformers.models.auto.modeling_auto"
 THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -52,13 +57,15 @@ THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 class ShardJob:
     """The settings that every worker gets. waivers: the rules of the options' file. limit: seconds per cell, including
     the worker's start. tree: a copy of the packages with a planted fault that the workers import, None for this
-    process's own. explain: the cells that run a second time with a trace, see `Runner`."""
+    process's own. explain: the cells that run a second time with a trace, see `Runner`. many: there are so many cells
+    that some need transformers."""
 
     options: RunOptions
     waivers: tuple[WaiverRule, ...] = ()
     limit: float = LIMIT_SECONDS
     tree: Path | None = None
     explain: Explain = "none"
+    many: bool = False
 
 
 @dataclass(slots=True)
@@ -75,8 +82,8 @@ class Worker:
     """One process and the group that it runs.
 
     work: the source of its groups. lane: the shard of the plan whose GPUs it uses. second: whether it replaces a worker
-    that did not start. heard: time of its last message. group: its remaining cells, None until it is ready. baselines:
-    keys of its groups' baselines so far.
+    that did not start. heard: time of its last message. group: its remaining cells, None until it is ready. shared: the
+    keys of `Group.shared` of its groups so far.
     """
 
     work: Waiting
@@ -86,7 +93,7 @@ class Worker:
     second: bool
     heard: float
     group: Group | None = None
-    baselines: set[tuple[object, ...]] = field(default_factory=set)
+    shared: set[tuple[object, ...]] = field(default_factory=set)
 
     @property
     def current(self) -> str:
@@ -101,7 +108,9 @@ def run_plan(
 
     on_progress: called with the current cell of each worker whenever they may have changed, and every TICK_SECONDS.
     """
-    work = Waiting(job, plan.queue, list(plan.shards))
+    queue = plan.queue
+    many = sum(len(group.cells) for group in queue) >= MANY
+    work = Waiting(replace(job, many=many), queue, list(plan.shards))
     workers: list[Worker] = []
     try:
         while _start_lanes(workers, work) or workers:
@@ -153,9 +162,9 @@ def _give(workers: list[Worker], worker: Worker) -> None:
         _stop(worker)
         workers.remove(worker)
         return
-    others = set[tuple[object, ...]]().union(*(other.baselines for other in workers if other is not worker))
-    worker.group = take(queue, worker.baselines, others)
-    worker.baselines |= worker.group.baselines
+    others = set[tuple[object, ...]]().union(*(other.shared for other in workers if other is not worker))
+    worker.group = take(queue, worker.shared, others)
+    worker.shared |= worker.group.shared.keys()
     with suppress(OSError):  # it died; the next message is its end
         worker.connection.send(worker.group.cells)
 
@@ -215,9 +224,10 @@ def work(job: ShardJob, gpus: tuple[int, ...], connection: Connection[CellResult
         raise ConfigError(f"the worker imports {HOME}, not the patched packages in {job.tree}")
     runner = job_runner(job)
     if job.options.subject == REFERENCE and not gpus:
-        # An import error surfaces in the first cell that needs the module.
-        with hide_packages("coverage", "scipy"), suppress(Exception):
-            import_module("specmatrix.kernels.decoder_layer.compiled")
+        for name in (COMPILED, NETWORKS) if job.many else (COMPILED,):
+            # An import error surfaces in the first cell that needs the module.
+            with hide_packages("coverage", "scipy", "sklearn"), suppress(Exception):
+                import_module(name)
     freeze()
     connection.send(None)
     for cell in received(connection):
@@ -228,8 +238,8 @@ def work(job: ShardJob, gpus: tuple[int, ...], connection: Connection[CellResult
 
 @contextmanager
 def hide_packages(*packages: str) -> Iterator[None]:
-    """Make packages that are not imported yet unavailable within the context: importing numba, which is not needed,
-    would add 0.2 s to a worker's start."""
+    """Make packages that are not imported yet unavailable within the context: numba and transformers would import them
+    without need, which takes 0.2 s and 1.5 s."""
     hidden = [name for name in packages if name not in sys.modules]
     modules: dict[str, ModuleType | None] = sys.modules  # type: ignore[assignment]  # None prevents an import
     modules |= dict.fromkeys(hidden)

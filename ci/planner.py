@@ -9,7 +9,7 @@ their planned beginnings.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import accumulate
@@ -26,8 +26,10 @@ SPLIT: Final = 1.3
 START_SECONDS: Final = 0.5
 # Ranks whose cells do not wait for others of their engine start.
 ALONE: Final = 64
-# Groups at the head of the queue among which a worker chooses.
-AHEAD: Final = 8
+# Groups at the head of the queue among which a worker chooses, by what it would do again, in seconds of CPU time.
+AHEAD: Final = 16
+BASELINE_SECONDS: Final = 0.2
+PROCESS_SECONDS: Final = 4.0
 NO_RANKS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
@@ -49,14 +51,19 @@ class Group:
     seconds: float
 
     @property
-    def baselines(self) -> frozenset[tuple[object, ...]]:
-        """A key for each baseline run of its cells; a few cells with equal keys have different baselines."""
-        return frozenset(_baseline(cell) for cell in self.cells)
+    def shared(self) -> dict[tuple[object, ...], float]:
+        """What a worker does once for all cells that need it, with its seconds: baseline runs (a few cells with equal
+        keys have different ones), starts of ranks, and of the process that compiles a model's grammars."""
+        return {key: seconds for cell in self.cells for key, seconds in _shared(cell)}
 
 
-def _baseline(cell: Cell) -> tuple[object, ...]:
+def _shared(cell: Cell) -> Iterator[tuple[tuple[object, ...], float]]:
     requests = cell._replace(abort=axis("abort").default)[len(START_AXES) :]
-    return cell.canonical, cell.memory, cell.memory != "ample" and cell.page_size, requests
+    yield (cell.canonical, cell.memory, cell.memory != "ample" and cell.page_size, requests), BASELINE_SECONDS
+    if cell.tp != axis("tp").default:
+        yield ("ranks", cell.tp), PROCESS_SECONDS
+    if cell.grammar != axis("grammar").default:
+        yield ("grammars", cell.tp, cell.model), PROCESS_SECONDS
 
 
 @dataclass(slots=True)
@@ -186,14 +193,15 @@ def plan(
 
 def take(queue: list[Group], own: Set[object], others: Set[object]) -> Group:
     """Remove and return the group that a worker runs next from a non-empty queue: among the first AHEAD groups that are
-    at least half as long as the first, the one with the fewest baselines that only other workers have run. A long group
-    shares many baselines, but would end last if shorter ones ran first.
+    at least half as long as the first, the one that repeats the least of what only other workers have done. A long
+    group shares much, but would end last if shorter ones ran first.
 
-    own, others: baselines that the workers have run.
+    own, others: keys of `Group.shared` of the groups that the workers have run.
     """
     foreign = others - own
     places = [place for place, group in enumerate(queue[:AHEAD]) if 2 * group.seconds >= queue[0].seconds]
-    return queue.pop(min(places, key=lambda place: len(queue[place].baselines & foreign)))
+    repeated = {at: sum(cost for key, cost in queue[at].shared.items() if key in foreign) for at in places}
+    return queue.pop(min(places, key=repeated.__getitem__))
 
 
 def _rank(cell: Cell, ranks: Mapping[str, int]) -> float:
