@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specmatrix.engine.core.draft.algorithms import NONE
+from specmatrix.engine.core.draft.algorithms import algorithm
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.device.relay import DraftStateSpec, Relay
 from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, shared_chain
@@ -27,7 +27,7 @@ class StatelessDrafter:
 class PlainDrafter(StatelessDrafter):
     """Proposes only the root."""
 
-    traits = NONE
+    traits = algorithm("NONE")
     nodes = 1
     depth = steps = topk = 0
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from specmatrix.errors import ConfigError, shown
 
@@ -86,91 +88,14 @@ class Traits:
         return self.draft_weights != "none"
 
 
-NONE: Final = Traits(
-    name="NONE",
-    summary="plain decoding: one token per step, the baseline of all comparisons",
-    topology=Topology.ROOT,
-)
-EAGLE: Final = Traits(
-    name="EAGLE",
-    summary="a one-layer head drafts from the target's last hidden state, with the target's embedding and head",
-    topology=Topology.TREE,
-    own_kv=True,
-    needs_hidden=True,
-    key_span=1,
-    draft_weights="checkpoint",
-    draft_architectures=("ForCausalLMEagle", "EagleModel"),
-    adaptive=True,
-    confident=True,
-    constrains=True,
-)
-EAGLE3: Final = replace(
-    EAGLE,
-    name="EAGLE3",
-    summary="a small head drafts from three captured hidden states of the target",
-    draft_architectures=("ForCausalLMEagle3",),
-    parallel=True,
-)
-NEXTN: Final = replace(
-    EAGLE,
-    name="NEXTN",
-    summary="the multi-token-prediction layers in the target's checkpoint draft",
-    draft_weights="bundled",
-    draft_architectures=("ForCausalLMNextN",),
-    layered=True,
-    confident=False,
-)
-STANDALONE: Final = Traits(
-    name="STANDALONE",
-    summary="a smaller language model with the target's tokenizer drafts",
-    topology=Topology.TREE,
-    own_kv=True,
-    key_span=1,
-    draft_weights="checkpoint",
-    draft_architectures=("ForCausalLM",),
-    parallel=True,
-    confident=True,
-    constrains=True,
-)
-NGRAM: Final = Traits(
-    name="NGRAM",
-    summary="drafts what followed the same last tokens in earlier prompts and outputs, or in a given corpus",
-    topology=Topology.TREE,
-    reads_host=True,
-    max_lag=0,
-    irregular=True,
-    rounds="shared",
-)
-SUFFIX: Final = Traits(
-    name="SUFFIX",
-    summary="drafts the most counted continuation of the last tokens in the request and in earlier outputs, if likely",
-    topology=Topology.CHAIN,
-    reads_host=True,
-    max_lag=0,
-    suffix_trees=True,
-    rounds="shared",
-)
-DFLASH: Final = Traits(
-    name="DFLASH",
-    summary="one forward over a block of mask tokens drafts the whole block, from the target's hidden states",
-    topology=Topology.CHAIN,
-    own_kv=True,
-    needs_hidden=True,
-    draft_weights="checkpoint",
-    draft_architectures=("DFlashDraftModel", "DFlash2DraftModel"),
-    block=True,
-    confident=True,
-    target_verify_for_draft=True,
-)
-DSPARK: Final = replace(
-    DFLASH,
-    name="DSPARK",
-    summary="as DFLASH, but a head chooses the drafts from left to right, and a budget says how many to verify",
-    draft_architectures=("DSparkDraftModel",),
-    budgets=True,
-)
+def _traits(row: dict[str, Any]) -> Traits:
+    given = {"topology": Topology(row["topology"]), "draft_architectures": tuple(row.get("draft_architectures", ()))}
+    return Traits(**row | given)
 
-ALGORITHMS: Final[tuple[Traits, ...]] = (NONE, EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM, SUFFIX, DFLASH, DSPARK)
+
+# A row of `algorithms.json` has the traits that differ from the defaults.
+ROWS: Final = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+ALGORITHMS: Final = tuple(map(_traits, ROWS))
 
 # A user's own check of the requested configuration; it raises ConfigError with a message that names the fix.
 Check: TypeAlias = Callable[["EngineConfig", "Facts"], None]

@@ -10,7 +10,7 @@ import torch
 
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.resolve import resolve
-from specmatrix.engine.core.draft.algorithms import ALGORITHMS, NONE, Topology, Traits, algorithm
+from specmatrix.engine.core.draft.algorithms import ALGORITHMS, Topology, Traits, algorithm
 from specmatrix.engine.device.kv_groups import KVGroup, KVGroups
 from specmatrix.engine.device.relay import DraftStateSpec, Relay
 from specmatrix.engine.device.slot_table import SlotTable
@@ -76,7 +76,7 @@ def test_an_algorithm_without_a_builder_is_refused_with_those_that_run(zoo):
 
 
 def test_a_drafter_that_lacks_an_attribute_is_refused_with_all_that_it_needs(zoo, monkeypatch):
-    monkeypatch.setitem(BUILDERS, "NONE", lambda built: SimpleNamespace(traits=NONE, nodes=1, steps=0, topk=0))
+    monkeypatch.setitem(BUILDERS, "NONE", lambda built: SimpleNamespace(traits=algorithm("NONE"), nodes=1, steps=0, topk=0))
     with pytest.raises(ConfigError, match=r"^the drafter of NONE has no attribute capture; it needs traits, nodes,"):
         build_drafter(context(zoo))
 
@@ -88,7 +88,7 @@ def test_a_draft_folder_that_was_not_resolved_is_refused(zoo):
 
 def test_the_relay_is_the_standard_one_unless_the_algorithm_has_its_own(zoo, monkeypatch):
     drafter = build_drafter(context(zoo))
-    standard = build_relay(NONE, 3, drafter, torch.device("cpu"))
+    standard = build_relay(algorithm("NONE"), 3, drafter, torch.device("cpu"))
     assert type(standard) is Relay and len(standard.length) == 3 and not standard.carried
 
     class OwnRelay(Relay):
@@ -98,7 +98,7 @@ def test_the_relay_is_the_standard_one_unless_the_algorithm_has_its_own(zoo, mon
         return OwnRelay(rows, (*drafter.carries, DraftStateSpec("more", (2,), torch.int64)), device)
 
     monkeypatch.setitem(RELAYS, "NONE", own)
-    made = build_relay(NONE, 5, drafter, torch.device("cpu"))
+    made = build_relay(algorithm("NONE"), 5, drafter, torch.device("cpu"))
     assert type(made) is OwnRelay and made.carried["more"].shape == (5, 2)
 
 
