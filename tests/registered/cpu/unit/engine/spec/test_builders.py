@@ -76,7 +76,8 @@ def test_an_algorithm_without_a_builder_is_refused_with_those_that_run(zoo):
 
 
 def test_a_drafter_that_lacks_an_attribute_is_refused_with_all_that_it_needs(zoo, monkeypatch):
-    monkeypatch.setitem(BUILDERS, "NONE", lambda built: SimpleNamespace(traits=algorithm("NONE"), nodes=1, steps=0, topk=0))
+    lacking = SimpleNamespace(traits=algorithm("NONE"), nodes=1, steps=0, topk=0)
+    monkeypatch.setitem(BUILDERS, "NONE", lambda built: lacking)
     with pytest.raises(ConfigError, match=r"^the drafter of NONE has no attribute capture; it needs traits, nodes,"):
         build_drafter(context(zoo))
 
