@@ -9,6 +9,7 @@ from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from threading import Event, Thread, get_ident
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -292,6 +293,35 @@ def test_a_run_that_is_stopped_while_it_looks_for_causes_keeps_its_report(monkey
     said = f"interrupted after {tmp_path / 'report.jsonl'} was written; its summary and pages were not\n"
     assert capsys.readouterr() == ("", said)
     assert len(load(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(("size", "names"), [(3, [local.COMPILED]), (4, [local.COMPILED, local.NETWORKS])])
+def test_a_worker_of_many_cells_imports_transformers_before_it_is_frozen(monkeypatch, size, names):
+    imported: list[tuple[str, bool]] = []
+    frozen: list[list[str]] = []
+
+    class Ended:
+        send = close = staticmethod(lambda *_: None)
+
+        def recv(self) -> NoReturn:
+            raise EOFError
+
+    def worker(workers: object, waiting: local.Waiting, *_: object) -> NoReturn:
+        local.work(waiting.job, (), Ended())  # type: ignore[arg-type]  # all of a connection that it needs
+        raise Stopped(signal.SIGINT)
+
+    def note(name: str) -> None:
+        imported.append((name, sys.modules.get("sklearn", names) is None))
+
+    monkeypatch.delitem(sys.modules, "sklearn", raising=False)
+    monkeypatch.setattr(local, "MANY", 4)
+    monkeypatch.setattr(local, "_start", worker)
+    monkeypatch.setattr(local, "job_runner", lambda job: SimpleNamespace(shut_down=lambda: None))
+    monkeypatch.setattr(local, "import_module", note)
+    monkeypatch.setattr(local, "freeze", lambda: frozen.append([name for name, _ in imported]))
+    with pytest.raises(Stopped):
+        list(run_plan(plan(CELLS[:size], {}, [Host("here")]), JOB))
+    assert frozen == [names] and imported == [(name, True) for name in names]
 
 
 def test_a_package_is_absent_only_where_it_was_not_imported_yet(monkeypatch):

@@ -11,8 +11,8 @@ from specmatrix.matrix.zoo.bundled_net import DeepseekNet, HybridNet
 from specmatrix.matrix.zoo.corpus import Batch
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
-from specmatrix.matrix.zoo.heads import Head, LanguageHead, rotated, unroll, unrolled_attention
-from specmatrix.matrix.zoo.net import CausalNet
+from specmatrix.matrix.zoo.heads import Head, LanguageHead, mask_of, rotated, unroll, unrolled_attention, whole
+from specmatrix.matrix.zoo.net import CausalNet, rope_table
 from specmatrix.matrix.zoo.oracle_drafts import HeadDraft, RotatedDraft
 from specmatrix.matrix.zoo.recipes import RECIPES, Fit, Shape
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
@@ -34,7 +34,9 @@ PLAIN = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads"
 SMALL = Shape(**RECIPES["llama-mini"].config | PLAIN)
 
 
-@pytest.fixture(params=["eagle", "eagle3", "eagle3 of two layers", "p-eagle", "pard", "bundled", "hybrid"])
+@pytest.fixture(
+    params=["eagle", "eagle3", "eagle3 of two layers", "p-eagle", "pard", "standalone", "bundled", "hybrid"]
+)
 def head(request) -> tuple[Head, int]:
     """A head of random weights, and the width of what it reads of the target."""
     torch.manual_seed(0)
@@ -45,8 +47,8 @@ def head(request) -> tuple[Head, int]:
         return EagleNet(Shape(**vars(SMALL) | {"hidden_size": 20, "num_hidden_layers": 1}), 48, 32).eval(), 48
     if request.param == "p-eagle":
         return EagleNet(Shape(**vars(SMALL) | {"hidden_size": 20}), 48, 32, None, 5).eval(), 48
-    if request.param == "pard":
-        return LanguageHead(CausalNet(SMALL).eval(), 5), 24
+    if request.param in ("pard", "standalone"):
+        return LanguageHead(CausalNet(SMALL).eval(), 5 if request.param == "pard" else None), 24
     if request.param == "bundled":
         return DeepseekNet(LATENT).eval().bundled()[0], 24
     if request.param == "hybrid":
@@ -69,6 +71,27 @@ def test_an_unrolled_step_equals_drafting_from_that_slot(head):
             assert logits.abs().max() > 0.1
             assert (unrolled[step][1][0, slot] - logits[0]).abs().max() < 1e-4, (slot, step)
             path, states = (*path, int(tokens[0, slot + 2 + step])), [*states, state[0]]
+
+
+@torch.inference_mode()
+def test_drafts_over_a_text_read_once_equal_a_pass_over_the_whole_sequence(head):
+    net, width = head
+    tokens = torch.randint(0, 768, (12,), generator=torch.Generator().manual_seed(1)).tolist()
+    captured = torch.randn(12, width, generator=torch.Generator().manual_seed(2))
+    draft, features = HeadDraft(net, torch.arange(768), tokens, captured), net.features(captured)
+    mask = mask_of(net)
+    for known, paths in ((1, [()]), (5, [()]), (5, [(9,), (700,)]), (7, [(3, 9), (3, 11), (8, 2)])):
+        depth = len(paths[0])
+        states = [[torch.randn_like(features[0]) for _ in range(depth)] for _ in paths]
+        made = draft.after(known, paths, states)
+        if mask is not None:
+            paths, states = [(mask[0],) * depth] * len(paths), [[mask[1]] * depth] * len(paths)
+        rows = torch.tensor([[*tokens[1 : known + 1], *path] for path in paths])
+        hidden = torch.stack([torch.stack((*features[:known], *own)) for own in states])
+        table = rope_table(net.shape, torch.arange(known + depth))
+        for own, whole_pass in zip(made, net.step(rows, hidden, table, whole), strict=True):
+            assert own.shape == whole_pass[:, -1].shape
+            torch.testing.assert_close(own, whole_pass[:, -1], atol=1e-5, rtol=1e-5)
 
 
 @torch.inference_mode()
