@@ -1,5 +1,5 @@
 """Drafts accepted by each verify round of a text, recomputed with the naive drafts of `matrix.zoo.oracle_drafts`, which
-keep no KV.
+know neither pages nor rounds.
 
 Unlike the stored oracle this follows any text, also past its end of sequence up to the end of the context, and over the
 turns of a session.

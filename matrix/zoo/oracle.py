@@ -1,7 +1,7 @@
 """Independent, naive implementation of greedy speculative decoding, the reference of the acceptance gate.
 
-The target runs in transformers; drafts recompute the whole sequence each time, without KV cache, pages, masks or
-batching of requests. No computation is shared with the engine.
+The target runs in transformers; a draft reads a whole text at once, and what is drafted behind each of its tokens
+without pages, rounds or batching of requests. No computation is shared with the engine.
 `python -m specmatrix.matrix.zoo.oracle` writes a file per target.
 """
 
