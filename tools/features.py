@@ -15,7 +15,7 @@ import msgspec
 from packaging.specifiers import SpecifierSet
 
 from specmatrix import HOME
-from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.cell import HYBRIDS, Cell
 from specmatrix.matrix.cells.selector import parse_selector
 from specmatrix.matrix.cover.lockfile import own_lock_file, read
 from specmatrix.matrix.run.waivers import load_waivers
@@ -63,7 +63,13 @@ ENGINES: Final = (
         "SGLang 0.5.13, H200",
         "sglang",
         "0.5.13.post1",
-        tuple(f"sglang/0.5.13.post1-{name}.jsonl.gz" for name in ("plain", "v2-chain", "v2-tree")),
+        tuple(
+            f"sglang/0.5.13.post1-{name}.jsonl.gz"
+            for name in (
+                *("plain", "v2-chain", "v2-tree", "chain", "tree-page16", "standalone", "ngram"),
+                *("hybrid-plain", "hybrid-nextn", "hybrid-standalone", "hybrid-ngram"),
+            )
+        ),
     ),
     Engine("llama.cpp 11434, CPU", "llamacpp", "11434.0.0"),
 )
@@ -76,7 +82,11 @@ def table() -> str:
     lines = [["cells of", *(engine.name for engine in ENGINES)], ["---"] * (1 + len(ENGINES))]
     for name, text in rows.items():
         selector = parse_selector(text)
-        chosen = ([gates for cell, gates in cells.items() if selector(cell)] for cells in columns)
+        hybrid = name.startswith("recurrent")
+        chosen = (
+            [gates for cell, gates in cells.items() if (cell.model in HYBRIDS) == hybrid and selector(cell)]
+            for cells in columns
+        )
         lines.append([name, *map(_verdict, chosen)])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
