@@ -215,6 +215,35 @@ def stop_string_metrics() -> tuple[object, object]:
     return by_token.spec_decode_metrics, by_string.spec_decode_metrics
 
 
+def delta_net_short_round() -> tuple[object, object]:
+    """The convolution's inputs of a gated delta net, of a round of 2 tokens after one in which 4 were accepted."""
+    from types import SimpleNamespace
+
+    import torch
+    from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
+
+    taps, drafts, heads, size = 4, 3, 1, 64
+    channels, kept = 3 * heads * size, taps - 1 + drafts
+    layer = SimpleNamespace(
+        conv1d=SimpleNamespace(weight=torch.ones(channels, 1, taps), bias=None), activation="silu",
+        A_log=torch.zeros(heads), dt_bias=torch.zeros(heads, dtype=torch.bfloat16),
+        rearrange_mixed_qkv=lambda mixed: [part.view(1, -1, heads, size) for part in mixed.split(heads * size, 1)],
+    )  # fmt: skip
+    given = SimpleNamespace(
+        num_spec_decodes=1, spec_state_indices_tensor=torch.tensor([[1, 2, 3, 4]]),
+        spec_query_start_loc=torch.tensor([0, 2]), num_accepted_tokens=torch.tensor([4]),
+    )  # fmt: skip
+    inputs, gates = torch.ones(2, channels, dtype=torch.bfloat16), torch.zeros(2, heads, dtype=torch.bfloat16)
+    windows = torch.zeros(5, channels, kept, dtype=torch.bfloat16)
+    states = torch.zeros(5, heads, size, size)
+    gdn_attention._unpacked_conv_weight = lambda layer: layer.conv1d.weight[:, 0].bfloat16()
+    try:
+        found = gdn_attention._spec_forward(layer, given, inputs, gates, gates, windows, states, taps, kept)
+    except RuntimeError as error:
+        return (2, heads, size), str(error)
+    return (2, heads, size), tuple(found.shape)
+
+
 FINDINGS: Final[dict[str, Callable[[], tuple[object, object]]]] = {
     "seeded-chunked-prefill": seeded_chunked_prefill,
     "sampled-drafts": sampled_drafts,
@@ -226,6 +255,7 @@ FINDINGS: Final[dict[str, Callable[[], tuple[object, object]]]] = {
     "mtp-first-position": mtp_first_position,
     "padded-round": padded_round,
     "stop-string-metrics": stop_string_metrics,
+    "delta-net-short-round": delta_net_short_round,
 }
 
 

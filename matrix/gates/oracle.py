@@ -21,13 +21,14 @@ class OracleGate(PackageGate):
     """Compares the baseline's greedy requests on the oracle's prompts with the oracle, along the oracle's text.
 
     Two libraries round differently. If the baseline deviates from the oracle where the margin of the oracle's two best
-    tokens is below `tie_nats`, the tie is counted, the baseline reruns from the oracle's token, and the comparison
-    continues there (`Run.resumed`).
+    tokens is below `tie_nats` (in half precision below `precision`'s), the tie is counted, the baseline reruns from the
+    oracle's token, and the comparison continues there (`Run.resumed`).
     """
 
     name: str = "oracle"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS})
     thresholds: Mapping[str, float] = field(default_factory=lambda: {"tie_nats": TIE_NATS} | thresholds("oracle"))
+    half_nats: float = field(default_factory=lambda: thresholds("precision")["tie_nats"])
     oracle: Callable[[str], Oracle | None] = oracle_of
     margin: Callable[[str, RequestSpec, int], float] = margin
 
@@ -42,7 +43,7 @@ class OracleGate(PackageGate):
             text = "the target has no transformers oracle continuations, so the baseline itself is unverified"
             return Outcome(self.name, State.NOT_MEASURED, message=text)
         answers = {answer.name: answer for answer in baseline.answers}
-        compared, ties, wrong, blame = 0, [], [], None
+        compared, ties, wrong, blame, half = 0, [], [], None, in_half(baseline)
         for request in baseline.requests:
             if not comparable(request):
                 continue
@@ -50,7 +51,7 @@ class OracleGate(PackageGate):
             for start, got in ((0, answers[request.name].output_ids), *baseline.resumed.get(request.name, ())):
                 index = first_difference(expected[start:], got, prefix=True)
                 compared += min(len(expected) - start, len(got)) if index is None else index
-                if index is not None and self.is_tie(prepared.cell.target, request, start + index):
+                if index is not None and self.is_tie(prepared.cell.target, request, start + index, half):
                     ties.append(f"{request.name}@{start + index}")
                     index = None
             if index is not None:
@@ -69,20 +70,25 @@ class OracleGate(PackageGate):
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no token was compared with the oracle")
         return Outcome(self.name, State.PASS, numbers)
 
-    def is_tie(self, target: str, request: RequestSpec, index: int) -> bool:
-        """Whether the oracle's two best tokens at an index of its continuation are within `tie_nats`."""
-        return self.margin(target, request, index) < self.thresholds["tie_nats"]
+    def is_tie(self, target: str, request: RequestSpec, index: int, half: bool = False) -> bool:
+        """Whether the oracle's two best tokens at an index of its continuation are a tie. half: in half precision."""
+        return self.margin(target, request, index) < (self.half_nats if half else self.thresholds["tie_nats"])
 
     def text(self, target: str, request: RequestSpec) -> tuple[int, ...]:
         """The oracle's tokens after a request's prompt; empty if it has none."""
         oracle = self.oracle(target)
         return oracle.continuation(request) if oracle is not None and comparable(request) else ()
 
-    def next_tie(self, target: str, request: RequestSpec, start: int, got: Sequence[int]) -> int | None:
+    def next_tie(self, target: str, request: RequestSpec, start: int, got: Sequence[int], half: bool) -> int | None:
         """Index in the oracle's continuation at which tokens from index `start` on deviate from it by a tie; None if
-        they do not."""
+        they do not. half: as in `is_tie`."""
         index = first_difference(self.text(target, request)[start:], got, prefix=True)
-        return start + index if index is not None and self.is_tie(target, request, start + index) else None
+        return start + index if index is not None and self.is_tie(target, request, start + index, half) else None
+
+
+def in_half(run: Run) -> bool:
+    """Whether a run is in half precision, as far as its engine says."""
+    return bool(run.resolved.get("dtype", "float32") != "float32")
 
 
 def comparable(request: RequestSpec) -> bool:

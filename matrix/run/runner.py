@@ -23,7 +23,7 @@ from specmatrix.matrix.gates.config import ConfigGate
 from specmatrix.matrix.gates.effective import nearest_first
 from specmatrix.matrix.gates.gate import Gate, Outcome, State
 from specmatrix.matrix.gates.occurrences import proven
-from specmatrix.matrix.gates.oracle import OracleGate
+from specmatrix.matrix.gates.oracle import OracleGate, in_half
 from specmatrix.matrix.gates.own import OwnGate
 from specmatrix.matrix.gates.ranks import RanksGate
 from specmatrix.matrix.gates.registry import all_gates, applied_gates
@@ -351,10 +351,10 @@ def resumed(
     oracle's token wherever it deviates by a tie. Only requests without a history are in the oracle."""
     target, found = plain.cell.target, dict[str, list[tuple[int, tuple[int, ...]]]]()
     asks = {ask.id: ask for ask in command.asks if isinstance(ask, SubjectRequest)}
-    answers = {answer.name: answer for answer in run.answers}
+    answers, half = {answer.name: answer for answer in run.answers}, in_half(run)
     for request in run.requests:
         ask, start, got = asks.get(request.name), 0, answers[request.name].output_ids
-        while (tie := oracle.next_tie(target, request, start, got)) is not None and ask is not None:
+        while (tie := oracle.next_tie(target, request, start, got, half)) is not None and ask is not None:
             start = tie + 1
             given = oracle.text(target, request)[:start]
             (again,) = engine.generate([replace(ask, input_ids=(*ask.input_ids, *given), after=(), session=None)])

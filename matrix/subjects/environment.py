@@ -26,7 +26,10 @@ from specmatrix.errors import ConfigError, text_of
 SUFFIX: Final = "arctic-inference"
 SUFFIX_VERSION: Final = "0.1.1"
 # Dependencies that vLLM does not use on a CPU, and whose builds may not fit its torch.
-UNUSED: Final = ("torchvision", "torchaudio", "torchcodec")
+UNUSED: Final = ("torchaudio", "torchcodec")
+# vLLM imports torchvision with Qwen3.5, and uses none of its operators. A CPU's torch has none where pip finds only the
+# build for GPUs, whose file of their shapes cannot be imported then.
+SHAPES: Final = "lib/python*/site-packages/torchvision/_meta_registrations.py"
 # SGLang's dependencies for GPUs only: kernels and their compilers, which it does not import on a CPU.
 GPU_ONLY: Final = frozenset(
     {
@@ -138,6 +141,9 @@ class Environment:
 def _fill_vllm(place: Path, requirement: str) -> None:
     _pip(place, *INSTALL, requirement)
     _pip(place, "uninstall", "--yes", *UNUSED)
+    if subprocess.run([place / "bin" / "python", "-c", "import torchvision"], capture_output=True).returncode:
+        for file in place.glob(SHAPES):
+            file.write_text("", encoding="utf-8")
     try:
         _pip(place, *INSTALL, f"{SUFFIX}=={SUFFIX_VERSION}")
     except ConfigError as error:

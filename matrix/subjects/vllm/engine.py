@@ -110,12 +110,14 @@ class VllmEngine(RunningEngine):
 
     @property
     def resolved(self) -> Mapping[str, Any]:
-        """The shape of a draft. The depth of a lookup differs from round to round."""
-        spec = self._command.flags.get("speculative_config")
+        """Precision, seed and the shape of a draft. The depth of a lookup differs from round to round."""
+        flags = self._command.flags
+        spec, known = flags.get("speculative_config"), {"dtype": flags["dtype"], "random_seed": flags["seed"]}
         if spec is None:
-            return {}
+            return known
         depth = spec["num_speculative_tokens"]
-        shape = {"num_steps": 1 if spec["method"] == "dflash" else depth, "topk": 1, "num_draft_tokens": depth + 1}
+        steps = 1 if spec["method"] == "dflash" else depth
+        shape = known | {"num_steps": steps, "topk": 1, "num_draft_tokens": depth + 1}
         if self._lookups is None:
             return shape
         scheduler = self.llm.vllm_config.scheduler_config
@@ -198,19 +200,25 @@ class VllmEngine(RunningEngine):
     def _target(self, name: str) -> str:
         """The folder of the target, at the size that the command's variant names."""
         source = resolve_path(name)
-        if self._command.variant != WIDE:
-            return str(source)
-        self._folder = TemporaryDirectory()
-        widen(source, Path(self._folder.name))
-        return self._folder.name
+        return self._widened(source) if self._command.variant == WIDE else str(source)
+
+    def _widened(self, source: Path) -> str:
+        widen(source, place := self._place(source))
+        return str(place)
+
+    def _place(self, source: Path) -> Path:
+        """A folder for a copy, which ends with the engine."""
+        self._folder = self._folder or TemporaryDirectory()
+        place = Path(self._folder.name, source.name)
+        place.mkdir()
+        return place
 
     def _draft(self, name: str) -> str:
         """The folder of a draft, under the architecture that the command's variant names."""
         source = resolve_path(name)
         if self._command.variant in ("", WIDE):
-            return str(source)
-        self._folder = TemporaryDirectory()
-        place = Path(self._folder.name)
+            return self._widened(source) if self._command.variant else str(source)
+        place = self._place(source)
         for path in source.iterdir():
             if path.name != CONFIG:
                 (place / path.name).symlink_to(path)

@@ -1,4 +1,4 @@
-"""Writes a checkpoint with latent attention in the one size that vLLM's CPU kernel takes, as the same function. Runs in
+"""Writes a checkpoint in the sizes that vLLM's CPU kernels take, as the same function: here latent attention. Runs in
 vLLM's environment, where this package's dependencies are not installed."""
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.subjects.vllm.padded_heads import Padding, delta_nets, draft_heads
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# The variant of a command, and numbers per token and layer in the KV cache: without and with RoPE.
-WIDE: Final = "latent attention of 512 and 64"
+# The variant of a command.
+WIDE: Final = "padded to the sizes of vLLM's CPU kernels"
+# Numbers per token and layer in the KV cache: without and with RoPE.
 LATENT, ROTARY = 512, 64
 # At factor 1 YaRN equals plain RoPE, with which vLLM's CPU build rotates the first head only (docs/findings.md).
 # Published DeepSeek-V3 checkpoints have YaRN too.
@@ -22,20 +24,22 @@ YARN: Final = {"type": "yarn", "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "
 
 
 def widen(source: Path, place: Path) -> None:
-    """Write the checkpoint of folder `source` to `place`, padded with zeros.
+    """Write the checkpoint of folder `source` to `place`, padded with zeros; for hybrids and drafts see `padded_heads`.
 
-    A norm over r numbers becomes one over 512: its input grows by sqrt(512 / r), its weight shrinks by as much. RoPE of
-    width d takes each (64 / d)th frequency of width 64. The scores' scale 1 / sqrt(n + d), n numbers of a head without
-    RoPE, halves as often as queries double. All factors are powers of two, so that no weight is rounded.
+    Of latent attention a norm over r numbers becomes one over 512: its input grows by sqrt(512 / r), its weight
+    shrinks by as much. RoPE of width d takes each (64 / d)th frequency of width 64. The scores' scale 1 / sqrt(n + d),
+    n numbers of a head without RoPE, halves as often as queries double. All factors are powers of two, so that no
+    weight is rounded.
 
     Raises ConfigError where a factor is not one.
     """
     from safetensors.torch import load_file, save_file
 
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    sizes = LatentSizes(config)
+    kinds = {"kv_lora_rank": latent, "linear_key_head_dim": delta_nets, "hidden_size": draft_heads}
+    fields, change = next(kind for name, kind in kinds.items() if name in config)(config)
     tensors = {
-        name: sizes.widened(name, tensor)
+        name: change(name, tensor)
         for path in sorted(source.glob("*.safetensors"))
         for name, tensor in load_file(path).items()
     }
@@ -43,9 +47,13 @@ def widen(source: Path, place: Path) -> None:
         if path.suffix != ".safetensors" and path.name != "config.json":
             (place / path.name).symlink_to(path)
     save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
-    yarn = {**YARN, "original_max_position_embeddings": config["max_position_embeddings"]}
-    wide = {"kv_lora_rank": LATENT, "qk_rope_head_dim": ROTARY, "qk_nope_head_dim": sizes.wide, "rope_scaling": yarn}
-    (place / "config.json").write_text(json.dumps(config | wide), encoding="utf-8")
+    (place / "config.json").write_text(json.dumps(config | fields), encoding="utf-8")
+
+
+def latent(config: dict[str, Any]) -> Padding:
+    """Latent attention: what changes in a configuration, and tensors."""
+    sizes = LatentSizes(config)
+    return sizes.fields, sizes.widened
 
 
 class LatentSizes:
@@ -71,6 +79,9 @@ class LatentSizes:
                 f"{LATENT} divided by the first must be a power of 4, {ROTARY} a multiple of the second, RoPE plain, "
                 "and queries compressed and without bias"
             )
+        yarn = {**YARN, "original_max_position_embeddings": config["max_position_embeddings"]}
+        self.fields = {"kv_lora_rank": LATENT, "qk_rope_head_dim": ROTARY, "rope_scaling": yarn}
+        self.fields["qk_nope_head_dim"] = self.wide
 
     def widened(self, name: str, x: Tensor) -> Tensor:
         """The tensor of this name at the wide sizes."""

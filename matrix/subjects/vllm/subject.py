@@ -53,7 +53,10 @@ DEPTHS: Final = {**AUTO_DEPTHS, "nextn": 2}
 LOOKUP: Final = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 # Variants of checkpoints: the architecture that vLLM knows a draft by, where its own is SGLang's name, and the size of
 # latent attention that its CPU kernel takes.
-VARIANTS: Final = {"llama-mini-eagle": "EagleLlamaForCausalLM", "deepseek-mini": WIDE}
+VARIANTS: Final = {
+    "llama-mini-eagle": "EagleLlamaForCausalLM",
+    **dict.fromkeys(("deepseek-mini", "qwen3next-mini", "qwen35-mini"), WIDE),
+}
 OFFLINE: Final = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 ONE_THREAD: Final = {"VLLM_CPU_OMP_THREADS_BIND": "0", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 # vLLM's names of the kinds of grammars, in StructuredOutputsParams.
@@ -85,7 +88,8 @@ EVERY: Final = -1
 
 
 class VllmSubject(Subject):
-    """vLLM's engine loop in one process, float32; on a CPU on one thread.
+    """vLLM's engine loop in one process, in float32 and hybrids in the precision of their CPU kernels; on a CPU on one
+    thread.
 
     lookup: the method of the n-gram drafter.
     """
@@ -155,9 +159,12 @@ class VllmSubject(Subject):
     def _limits(self, device: str) -> Iterator[AxisLimit]:
         yield AxisLimit(
             LAYERS,
-            ("algorithm", "steps", "draft_tokens"),
+            ("algorithm", "model", "steps", "draft_tokens"),
             lambda cell: (
-                cell.algorithm == "nextn" and chain_depth(cell, DEPTHS) > 1 and chain_depth(cell, DEPTHS) % 2 > 0
+                cell.algorithm == "nextn"
+                and not _recurrent(cell)
+                and chain_depth(cell, DEPTHS) > 1
+                and chain_depth(cell, DEPTHS) % 2 > 0
             ),
         )
         yield from declared("vllm on a CPU") if device == "cpu" else ()
@@ -177,7 +184,7 @@ class VllmSubject(Subject):
         cell, asked = prepared.cell, prepared.asked
         block = _smallest_block(cell, device) if cell.page_size == "1" else int(cell.page_size)
         flags: dict[str, Any] = {
-            "dtype": "float32",
+            "dtype": "bfloat16" if _recurrent(cell) and device == "cpu" else "float32",
             "seed": asked.random_seed,
             "block_size": block,
             "enable_prefix_caching": cell.prefix_cache == "on",
@@ -221,6 +228,10 @@ class VllmSubject(Subject):
 
 def _latent(cell: Cell) -> bool:
     return cell.model == "deepseek"
+
+
+def _recurrent(cell: Cell) -> bool:
+    return cell.model in ("qwen3next", "qwen35")
 
 
 def _smallest_block(cell: Cell, device: str) -> int:

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from itertools import accumulate
+from types import SimpleNamespace
 
 import pytest
 
@@ -165,6 +166,15 @@ def test_in_bf16_only_chains_of_a_deterministic_engine_have_the_log_probabilitie
     pairs = enumerate(zip(found.run.requests, found.run.answers, strict=True))
     index = next(i for i, (request, answer) in pairs if request.ruled == ruled and len(answer.logprobs) > 2)
     moved = altered(found.run, index, logprobs=lowered(found.run.answers[index].logprobs, 2, nats))
+    assert found.judge(gate, moved).state is state
+
+
+@pytest.mark.parametrize(("half", "near", "state"), [(0, 1, State.FAIL), (1, 1, State.PASS), (1, 0, State.FAIL)])
+def test_of_another_engine_in_half_precision_precision_says_what_is_a_tie(measured, altered, half, near, state):
+    found = halved(measured(CELL), enable_deterministic_inference=False) if half else measured(CELL)
+    ids = found.run.answers[0].output_ids
+    moved = altered(found.run, 0, output_ids=(*ids[:4], ids[4] ^ 1, *ids[5:]))
+    gate = LosslessGate(oracle=None, precision=SimpleNamespace(is_tie=lambda *_: bool(near)))
     assert found.judge(gate, moved).state is state
 
 

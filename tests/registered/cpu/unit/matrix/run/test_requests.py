@@ -192,7 +192,7 @@ class Ties:
     def __init__(self) -> None:
         self.seen: list[tuple[Any, ...]] = []
 
-    def next_tie(self, target: str, request: RequestSpec, start: int, got: Sequence[int]) -> int | None:
+    def next_tie(self, target: str, request: RequestSpec, start: int, got: Sequence[int], half: bool) -> int | None:
         self.seen.append((target, request.name, start, got))
         return next((place for place in (2, 4) if place >= start), None) if request.name in ("a", "c") else None
 

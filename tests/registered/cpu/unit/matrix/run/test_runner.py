@@ -261,7 +261,7 @@ def test_the_draft_of_another_engine_has_the_cells_shape_unless_it_says_another(
 class Ties(OracleGate):
     """An oracle that finds a tie at the first token of request b."""
 
-    def next_tie(self, target: str, request: RequestSpec, start: int, got: Sequence[int]) -> int | None:
+    def next_tie(self, target: str, request: RequestSpec, start: int, got: Sequence[int], half: bool) -> int | None:
         return 0 if request.name == "b" and start == 0 else None
 
     def text(self, target: str, request: RequestSpec) -> tuple[int, ...]:

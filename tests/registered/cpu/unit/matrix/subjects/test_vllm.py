@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from specmatrix import HOME
@@ -31,6 +32,7 @@ from specmatrix.matrix.subjects.vllm.lookups import CALLS, LookupLog
 from specmatrix.matrix.subjects.vllm.subject import BLOCKS, SuffixSubject, VllmSubject
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.workloads.stored_oracle import oracle_of
 from specmatrix.matrix.zoo.registry import resolve_path
 from tools.record_vllm import CELLS, FILE, LOOKED_UP, LOOKUPS, Replay, command, recorded
 
@@ -50,15 +52,37 @@ def test_a_gpu_has_smaller_blocks_ranks_and_graphs_and_warm_scores_need_all():
     assert translated("none", clock=1.0) == Unsupported("this subject does not translate clock of a request")
 
 
-def test_the_wide_checkpoint_is_the_same_function(tmp_path):
-    source = resolve_path("deepseek-mini")
+@pytest.mark.parametrize(
+    ("name", "part", "size", "bound"),
+    [
+        ("deepseek-mini", "self_attn.kv_a_layernorm", 512, 1e-3),
+        # Another epsilon of the norms, without which the difference is 4 and more.
+        ("qwen3next-mini", "linear_attn.norm", 64, 0.1),
+        ("qwen35-mini", "linear_attn.norm", 64, 0.1),
+    ],
+)
+def test_the_wide_checkpoint_is_the_same_function(tmp_path, name, part, size, bound):
+    source = resolve_path(name)
     widen(source, tmp_path)
     narrow, wide = (AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32) for place in (source, tmp_path))
-    assert wide.model.layers[0].self_attn.kv_a_layernorm.weight.shape == (512,)
-    tokens = torch.randint(2, 768, (2, 90), generator=torch.Generator().manual_seed(0))
+    assert wide.model.layers[0].get_submodule(part).weight.shape == (size,)
+    tokens = torch.tensor([oracle_of(name).continuations[0]])
     with torch.no_grad():
-        torch.testing.assert_close(wide(tokens).logits, narrow(tokens).logits, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(wide(tokens).logits, narrow(tokens).logits, rtol=1e-4, atol=bound)
     assert (tmp_path / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+
+
+def test_a_draft_gets_heads_of_zeros_until_they_divide_its_hidden_size(tmp_path):
+    source = resolve_path("qwen35-mini-eagle3")
+    widen(source, tmp_path)
+    narrow, wide = (load_file(place / "model.safetensors") for place in (source, tmp_path))
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    assert (config["num_attention_heads"], config["num_key_value_heads"], config["hidden_size"]) == (4, 1, 80)
+    other = {name for name in narrow if narrow[name].shape != wide[name].shape}
+    assert other == {"midlayer.self_attn.q_proj.weight", "midlayer.self_attn.o_proj.weight"}
+    q, o = (f"midlayer.self_attn.{name}_proj.weight" for name in "qo")
+    assert torch.equal(wide[q][:96], narrow[q]) and torch.equal(wide[o][:, :96], narrow[o])
+    assert not wide[q][96:].any() and not wide[o][:, 96:].any() and wide[q].shape[0] == wide[o].shape[1] == 128
 
 
 @pytest.mark.parametrize(
@@ -249,6 +273,7 @@ def test_the_running_values_are_read_from_the_configuration():
     latent = VllmSubject().translate(prepare(Cell.from_id("none.deepseek")))
     assert isinstance(latent, EngineCommand)
     assert VllmEngine(latent, llm).readback()["attention_backend"] == "CPU_MLA"
+    assert VllmEngine(translated("none.qwen35.pair"), llm).resolved == {"dtype": "bfloat16", "random_seed": 17}
 
 
 def test_scores_are_those_after_the_temperature():
