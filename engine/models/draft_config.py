@@ -100,6 +100,8 @@ MASK_TOKENS: Final = ("pard_token", "ptd_token_id")
 MASK_TOKEN: Final = "mask_token_id"
 # Fields of PARD-2 drafts, which read the target's states and begin at the first token.
 UNSUPPORTED_PARD2: Final = ("pard2", "pard2_target_dim", "pard2_target_layers")
+NESTED: Final = ("dflash_config", "dspark_config", "text_config")
+TOWERS: Final = {f"{name}ForConditionalGeneration": f"{name}ForCausalLM" for name in ("Qwen3_5", "Qwen3_5Moe")}
 AUX_IDS: Final = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -115,12 +117,15 @@ def read_draft(architecture: str, fields: ConfigReader) -> DraftConfig | None:
 
 
 def flat_block(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A config.json with a DSPARK draft's own fields at the top level, where they may be nested."""
-    if raw.get("architectures") != [*DSPARK_ARCHITECTURES]:
+    """A config.json with the fields at the top level that a DSPARK draft, or a text model beside a vision tower, has
+    nested, as that draft or text model."""
+    names = raw.get("architectures")
+    if names != [*DSPARK_ARCHITECTURES] and names not in ([name] for name in TOWERS):
         return raw
-    nested = [name for name in ("dflash_config", "dspark_config") if isinstance(raw.get(name), dict)]
+    nested = [name for name in NESTED if isinstance(raw.get(name), dict)]
     outer = {name: value for name, value in raw.items() if name not in nested}
-    return {name: value for part in (outer, *(raw[name] for name in nested)) for name, value in part.items()}
+    flat = {name: value for part in (outer, *(raw[name] for name in nested)) for name, value in part.items()}
+    return {**flat, "architectures": [TOWERS.get(name, name) for name in names]}
 
 
 def read_mask_token(architecture: str, fields: ConfigReader) -> int | None:

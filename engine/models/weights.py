@@ -34,8 +34,9 @@ def load_weights(
     """The tensors of model.safetensors, or of the shards that model.safetensors.index.json lists.
 
     Floating tensors become `dtype`, except the EXACT ones; integer and bool tensors keep theirs. prefixes: only
-    tensors whose name starts with one of them, and only the shards that hold any. Raises ConfigError if a file is
-    missing, truncated or damaged, if a shard lacks a tensor that the index lists, or if a tensor is quantized.
+    tensors whose name starts with one of them, and only the shards that hold any. A text model beside a vision tower
+    gets the names of one without. Raises ConfigError if a file is missing, truncated or damaged, if a shard lacks a
+    tensor that the index lists, or if a tensor is quantized.
     """
     folder = Path(path)
     weights: dict[str, Tensor] = {}
@@ -50,7 +51,7 @@ def load_weights(
                 _plain(folder / file, name, tensors.get_slice(name).get_dtype())
                 tensor = tensors.get_tensor(name)
                 floating = tensor.is_floating_point() and not name.endswith(EXACT)
-                weights[name] = tensor.to(dtype) if floating else tensor
+                weights[name.replace("model.language_model.", "model.", 1)] = tensor.to(dtype) if floating else tensor
     return weights
 
 

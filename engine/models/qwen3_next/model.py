@@ -49,10 +49,17 @@ class Hybrid(CausalLM):
 
 
 def one_centred(weights: dict[str, Tensor]) -> None:
-    """Replace the weights of zero-centred norms by 1 + w, in float32."""
-    for name, weight in weights.items():
-        if "norm" in name.split(".")[-2] and "linear_attn" not in name:
-            weights[name] = 1 + weight.float()
+    """Replace the weights of zero-centred norms by 1 + w, in float32, and leave out a vision tower. Where a tensor has
+    all experts of a layer, each gets its own."""
+    for name in list(weights):
+        weight, (*_, owner, kind) = weights.pop(name), ("", *name.split("."))
+        if owner == "experts" and weight.ndim == 3:
+            kinds, at = kind.removesuffix("_proj").split("_"), name.removesuffix(kind)
+            for i, rows in enumerate(weight):
+                parts = zip(kinds, rows.chunk(len(kinds)), strict=False)
+                weights |= {f"{at}{i}.{one}_proj.weight": part for one, part in parts}
+        elif not name.startswith("model.visual."):
+            weights[name] = 1 + weight.float() if "norm" in owner and "linear_attn" not in name else weight
 
 
 class HybridLayer:

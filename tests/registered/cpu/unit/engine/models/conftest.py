@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     DeepseekV3Config,
@@ -143,10 +143,29 @@ def target_folder(tmp_path) -> Callable[..., Path]:
     ) -> Path:
         config, model, shape = ARCHITECTURES[architecture]
         folder: Path = tmp_path / (name or architecture)
+        published = changes.pop("published", False)
         visible(model(config(**shape | changes))).to(dtype).save_pretrained(folder, max_shard_size=shard)
-        return folder
+        return as_published(folder) if published else folder
 
     return build
+
+
+def as_published(folder: Path) -> Path:
+    """A text model as Qwen3.5 is published: beside a vision tower, with all experts of a layer in a tensor."""
+    raw, weights = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    whole = {"architectures": [raw["architectures"][0].replace("ForCausalLM", "ForConditionalGeneration")]}
+    whole |= {"model_type": raw["model_type"].removesuffix("_text"), "text_config": raw, "vision_config": {"depth": 1}}
+    (folder / "config.json").write_text(json.dumps(whole))
+    found = {"model.visual.pos_embed.weight": torch.ones(2, 3), "lm_head.weight": weights.pop("lm_head.weight")}
+    for at in {name.partition("experts.")[0] for name in weights if "experts." in name}:
+        gates, ups, downs = (
+            torch.stack([weights.pop(f"{at}experts.{i}.{kind}_proj.weight") for i in range(raw["num_experts"])])
+            for kind in ("gate", "up", "down")
+        )
+        weights |= {f"{at}experts.gate_up_proj": torch.cat((gates, ups), 1), f"{at}experts.down_proj": downs}
+    found |= {name.replace("model.", "model.language_model.", 1): weight for name, weight in weights.items()}
+    save_file(found, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def visible(model: PreTrainedModel) -> PreTrainedModel:

@@ -49,7 +49,9 @@ VARIANTS = {
     "qwen3_5": ("qwen3_5", {}),
     "qwen3_5 tied, one key head": ("qwen3_5", {"tie_word_embeddings": True, "linear_num_key_heads": 1}),
     "qwen3_5 all rotated, square heads": ("qwen3_5", {"partial_rotary_factor": 1.0, "linear_value_head_dim": 8}),
+    "qwen3_5 as published": ("qwen3_5", {"published": True}),
     "qwen3_5_moe": ("qwen3_5_moe", {}),
+    "qwen3_5_moe as published": ("qwen3_5_moe", {"published": True}),
     "deepseek yarn": ("deepseek", {"rope_parameters": YARN}),
     "deepseek yarn with mscale": ("deepseek", {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}}),
 }

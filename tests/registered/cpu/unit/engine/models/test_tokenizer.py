@@ -75,6 +75,10 @@ def test_special_ids(folder, tokenizer, tmp_path):
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5]}))
     both = Tokenizer(tmp_path)
     assert (both.bos_id, both.eos_ids) == (0, {5})
+    nested = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "text_config": {"eos_token_id": 3}}
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    (tmp_path / "generation_config.json").unlink()
+    assert Tokenizer(tmp_path).eos_ids == {3}
 
 
 def test_too_many_ends_are_refused_by_their_number(folder, tmp_path):
