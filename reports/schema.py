@@ -1,9 +1,8 @@
-"""Records of `report.jsonl`, schema 4; `docs/report-schema.md` describes them for readers outside this repository.
+"""Records of `report.jsonl`, schema 5; `docs/report-schema.md` describes them for readers outside this repository.
 
-A report is a JSON Lines file: one header line, then start, names and cell lines, and one end line. A start line holds
-what the cells of one engine start share. A names line holds the names of counters, or of gates and their numbers; cell
-lines hold only the values. Both precede the first cell that refers to them, by their index among lines of that kind.
-The header holds the axis values that a cell omits.
+A report is a JSON Lines file: one header line, then start and cell lines, and one end line. A start line holds what the
+cells of one engine start share, and precedes the first cell that refers to it, by its index among start lines. The
+header holds the axis values that a cell omits.
 
 Numbers of a gate, where plots and comparisons read them (other gates may hold any numbers):
 
@@ -34,7 +33,7 @@ from msgspec.json import encode
 
 from specmatrix.reports.gate_numbers import FAULTS, MAX_NUMBER
 
-SCHEMA: Final = 4
+SCHEMA: Final = 5
 REPORT_FILE: Final = "report.jsonl"
 SUMMARY_FILE: Final = "summary.json"
 MARKDOWN_FILE: Final = "report.md"
@@ -203,32 +202,7 @@ class StartRecord(ReportRecord, frozen=True, tag_field="kind", tag="start"):
         return blake2b(encode(self, order="deterministic"), digest_size=6).hexdigest()
 
 
-class NamesRecord(ReportRecord, frozen=True, tag_field="kind", tag="names"):
-    """Names for the values of cell lines, in order: each gate with its numbers, or `evidence` with its counters."""
-
-    groups: tuple[tuple[str, tuple[str, ...]], ...]
-
-
-class CounterValues(ReportRecord, frozen=True, array_like=True):
-    """A cell's counters: index of their names line, and values."""
-
-    names: Count
-    values: tuple[Count, ...]
-
-
-class GateValues(ReportRecord, frozen=True, array_like=True):
-    """A cell's gates: index of their names line, the values of all numbers, and, without numbers, each gate whose
-    result is not a bare PASS.
-    """
-
-    names: Count
-    values: tuple[Json, ...]
-    others: tuple[GateResult, ...] = ()
-
-
 StartT = TypeVar("StartT")
-GatesT = TypeVar("GatesT")
-EvidenceT = TypeVar("EvidenceT")
 
 
 class Token(ReportRecord, frozen=True):
@@ -336,9 +310,7 @@ class Timeline(ReportRecord, frozen=True, omit_defaults=True):
     note: str = ""
 
 
-class CellRecord(
-    ReportRecord, Generic[StartT, GatesT, EvidenceT], frozen=True, tag_field="kind", tag="cell", omit_defaults=True
-):
+class CellRecord(ReportRecord, Generic[StartT], frozen=True, tag_field="kind", tag="cell", omit_defaults=True):
     """One cell: what was asked, what proved that it ran, and how each gate judged it.
 
     `start`: the engine start that it ran on. `evidence`: the engine's counters, as differences over the cell; missing
@@ -346,7 +318,7 @@ class CellRecord(
     the engine operation that raised it, `traceback` where. `first_red`: the first request blamed by a failing gate.
     `timeline`: of a traced run. `seconds`: wall time. `engine_starts`: made for this cell and its baseline. `losses`:
     one sentence for each earlier attempt whose worker or cluster node was lost. The last three vary from run to run. In
-    a report's line, `start` is the index of a start line, and `gates` and `evidence` refer to names lines.
+    a report's line, `start` is the index of a start line.
     """
 
     id: str
@@ -354,8 +326,8 @@ class CellRecord(
     start: StartT
     axes: Mapping[str, str]
     repro: str
-    gates: GatesT
-    evidence: EvidenceT
+    gates: tuple[GateResult, ...]
+    evidence: Mapping[str, Count]
     expect: Expect = "runs"
     waived: Waiver | None = None
     error: str | None = None
@@ -372,8 +344,8 @@ class CellRecord(
         return next((gate for gate in self.gates if gate.name == name), None)
 
 
-CellResult: TypeAlias = CellRecord[StartRecord, tuple[GateResult, ...], Mapping[str, Count]]
-CellLine: TypeAlias = CellRecord[Count, GateValues, CounterValues]
+CellResult: TypeAlias = CellRecord[StartRecord]
+CellLine: TypeAlias = CellRecord[Count]
 
 
 class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=True):
@@ -387,7 +359,7 @@ class Header(ReportRecord, frozen=True, tag_field="kind", tag="header", kw_only=
     whose lines omit them.
     """
 
-    schema: Literal[4] = SCHEMA
+    schema: Literal[5] = SCHEMA
     tier: str
     stage: str
     seed: int

@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from time import monotonic
 from types import EllipsisType
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -33,21 +33,16 @@ from specmatrix.reports.schema import (
     CellLine,
     CellRecord,
     CellResult,
-    CounterValues,
     End,
-    GateResult,
-    GateValues,
     Header,
     Json,
-    NamesRecord,
     ReportError,
     StartRecord,
     check_cell,
 )
 from specmatrix.reports.wording import shorten
 
-Line: TypeAlias = StartRecord | NamesRecord | CellLine
-ValuesT = TypeVar("ValuesT", GateValues, CounterValues)
+Line: TypeAlias = StartRecord | CellLine
 PARTIAL_FILE: Final = REPORT_FILE + ".partial"
 # Largest unpacked report that is read: about 700,000 cells.
 MAX_BYTES: Final = 2**29
@@ -77,7 +72,7 @@ class ReportWriter(AbstractContextManager["ReportWriter"]):
     def __init__(self, directory: Path, header: Header) -> None:
         self.path, self.partial = directory / REPORT_FILE, directory / PARTIAL_FILE
         self._header, self._cells = header, set[str]()
-        self._numbers: dict[type[msgspec.Struct], dict[bytes, int]] = {StartRecord: {}, NamesRecord: {}}
+        self._starts: dict[bytes, int] = {}
         self._evidence: Counter[str] = Counter()
         self._began = monotonic()
         self.not_run: Iterable[str] = ()
@@ -90,26 +85,17 @@ class ReportWriter(AbstractContextManager["ReportWriter"]):
         self._append(first)
 
     def write(self, cell: CellResult) -> None:
-        """Append a cell, preceded by its start and names lines if they are new, and flush."""
+        """Append a cell, preceded by its start's line if that is new, and flush."""
         what = f"cell {cell.id!r}"
         if cell.id in self._cells:
             raise ReportError(f"{what} is in the report twice; a cell is written once")
         check_cell(cell)
         evidence = {name: count for name, count in cell.evidence.items() if count}
-        names = NamesRecord(tuple((gate.name, tuple(gate.numbers)) for gate in cell.gates))
-        judged = (replace(gate, numbers={}) for gate in cell.gates)
         line = replace(
             cell,
             start=self._number(cell.start, what),
             axes={name: value for name, value in cell.axes.items() if self._header.axes.get(name) != value},
-            gates=GateValues(
-                self._number(names, what),
-                tuple(number for gate in cell.gates for number in gate.numbers.values()),
-                tuple(gate for gate in judged if gate != GateResult(gate.name, "PASS")),
-            ),
-            evidence=CounterValues(
-                self._number(NamesRecord((("evidence", tuple(evidence)),)), what), tuple(evidence.values())
-            ),
+            evidence=evidence,
             seconds=round(cell.seconds, 6),
         )
         self._append(_encode(line, what, _LINES))
@@ -153,12 +139,12 @@ class ReportWriter(AbstractContextManager["ReportWriter"]):
         elif not self._file.closed:
             self.close()
 
-    def _number(self, record: StartRecord | NamesRecord, what: str) -> int:
-        """Index of a start or names line, which is appended if it is new."""
-        line, known = _encode(record, what, _LINES), self._numbers[type(record)]
-        if line not in known:
+    def _number(self, start: StartRecord, what: str) -> int:
+        """Index of a start's line, which is appended if it is new."""
+        line = _encode(start, what, _LINES)
+        if line not in self._starts:
             self._append(line)
-        return known.setdefault(line, len(known))
+        return self._starts.setdefault(line, len(self._starts))
 
     def _append(self, line: bytes) -> None:
         with writes(self.path):
@@ -199,17 +185,13 @@ class Report:
         self.path, self.header, self.digest, self.causes = path, header, end.digest, end.causes
         self.evidence, self.not_run, self.gpu_seconds = end.evidence, end.not_run, end.gpu_seconds
         self.starts: Final = [record for record in records if isinstance(record, StartRecord)]
-        self._names: Final = [record for record in records if isinstance(record, NamesRecord)]
         self.lines: Final = {record.id: record for record in records if isinstance(record, CellRecord)}
         self._words: dict[int, EffectiveValues] = {}
         if len(self.lines) != end.cells:
             raise ReportError(f"{path} has {len(self.lines)} cells, and its end line says {end.cells}")
-        sizes = {number: sum(len(names) for _, names in each.groups) for number, each in enumerate(self._names)}
         for line in self.lines.values():
-            gates, evidence = line.gates, line.evidence
-            whole = sizes.get(gates.names) == len(gates.values) and sizes.get(evidence.names) == len(evidence.values)
-            if line.start >= len(self.starts) or not whole:
-                raise ReportError(f"{path}: cell {line.id!r:.60} has no start, or values without names")
+            if line.start >= len(self.starts):
+                raise ReportError(f"{path}: cell {line.id!r:.60} has no start")
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -221,25 +203,10 @@ class Report:
         return map(self.__getitem__, self.lines)
 
     def __getitem__(self, cell: str) -> CellResult:
-        """A cell with its start, all axes and named values."""
+        """A cell with its start and all axes."""
         line = self.lines[cell]
-        gates, evidence = self._named(line.gates), self._named(line.evidence)
-        others = {gate.name: gate for gate in line.gates.others}
-        return replace(
-            cast(CellResult, line),
-            start=self.starts[line.start],
-            axes={**self.header.axes, **line.axes},
-            gates=tuple(
-                replace(others[each], numbers=numbers) if each in others else GateResult(each, "PASS", numbers)
-                for each, numbers in gates.items()
-            ),
-            evidence=evidence.get("evidence", {}),
-        )
-
-    def _named(self, given: GateValues | CounterValues) -> dict[str, dict[str, Json]]:
-        """Values by name, grouped as in their names line."""
-        values = iter(given.values)
-        return {group: dict(zip(names, values, strict=False)) for group, names in self._names[given.names].groups}
+        start, axes = self.starts[line.start], {**self.header.axes, **line.axes}
+        return replace(cast(CellResult, line), start=start, axes=axes)
 
     def red(self) -> list[str]:
         """Ids of cells in a red state, waived or not, in file order."""
@@ -261,8 +228,8 @@ class Report:
         """Ids of cells with equal records in both reports, timings aside; INFRA cells are never equal."""
         if self.header.axes != other.header.axes:
             return []
-        starts = _own_numbers([start.digest for start in self.starts], [start.digest for start in other.starts])
-        names = _own_numbers(self._names, other._names)
+        known = {start.digest: number for number, start in enumerate(self.starts)}
+        starts = [known.get(start.digest, -1) for start in other.starts]
         found = []
         for line in self.lines.values():
             if line.state == "INFRA" or (theirs := other.lines.get(line.id)) is None:
@@ -270,8 +237,6 @@ class Report:
             as_here = replace(
                 theirs,
                 start=starts[theirs.start],
-                gates=_renumbered(theirs.gates, names),
-                evidence=_renumbered(theirs.evidence, names),
                 seconds=line.seconds,
                 engine_starts=line.engine_starts,
                 losses=line.losses,
@@ -279,17 +244,6 @@ class Report:
             if as_here == line:
                 found.append(line.id)
         return found
-
-
-def _own_numbers(own: Sequence[Json], others: Sequence[Json]) -> list[int]:
-    """For each of another report's records, its index in `own`, or -1."""
-    known = {what: number for number, what in enumerate(own)}
-    return [known.get(what, -1) for what in others]
-
-
-def _renumbered(values: ValuesT, names: Sequence[int]) -> ValuesT:
-    number = names[values.names]
-    return values if number == values.names else replace(values, names=number)
 
 
 @contextmanager

@@ -55,7 +55,7 @@ def test_counts_are_stable_and_complete(tmp_path, make_cell, write_report):
     path = write_summary(summarise(report), tmp_path)
     assert path == tmp_path / "summary.json"
     assert json.loads(path.read_text()) == {
-        "schema": 4, "cells": 10, "pass": 2, "fail": 2, "not_measured": 1, "infra": 1, "unsupported": 2,
+        "schema": 5, "cells": 10, "pass": 2, "fail": 2, "not_measured": 1, "infra": 1, "unsupported": 2,
         "waived": 2, "red": 4, "not_run": 0,
         "seconds": 1.0, "tier": "cpu", "stage": "pr", "subject": "reference",
         "by_gate": {"ledger": {"PASS": 6}, "lossless": {"PASS": 2, "FAIL": 3, "NOT MEASURED": 1}},

@@ -115,7 +115,7 @@ def test_a_cell_has_the_state_and_the_words_of_what_changed(against, make_cell, 
 def test_identical_reports_are_the_same(against, make_cell):
     comparison = against([make_cell("a", seconds=1)], [make_cell("a", seconds=2)])
     assert comparison_json(comparison) == {
-        "schema": 4, "verdict": "green", "reasons": [],
+        "schema": 5, "verdict": "green", "reasons": [],
         "states": {"REGRESSED": 0, "IMPROVED": 0, "SAME": 1, "UNKNOWN": 0, "NOT COMPARABLE": 0, "NEW": 0, "LOST": 0,
             "REWRITTEN": 0, "INFRA": 0,
         },
