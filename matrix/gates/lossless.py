@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def max_logprob_gap(pair: AnswerPair) -> tuple[int, float]:
-    """Number of tokens with log-probabilities on both sides, and the largest difference in nats, alternatives included.
+def max_logprob_gap(pair: AnswerPair) -> tuple[int, float, int]:
+    """Number of tokens with log-probabilities on both sides, and the largest difference in nats, alternatives included,
+    with its token's index.
 
     Tokens after the first differing one have different contexts and are left out. An alternative that the baseline
     lacks is compared with the baseline's least likely one.
@@ -39,9 +40,10 @@ def max_logprob_gap(pair: AnswerPair) -> tuple[int, float]:
     end = len(mine.output_ids) if index is None else index
     own = list(zip(mine.logprobs[:end], theirs.logprobs[:end], strict=False))
     columns = zip(mine.top_logprobs[:end], theirs.top_logprobs[:end], strict=False)
-    gaps = [abs(one - other) for one, other in own]
-    gaps += [_column(one, other) for one, other in columns]
-    return len(own), max(gaps, default=0.0)
+    gaps = [(abs(one - other), -at) for at, (one, other) in enumerate(own)]
+    gaps += [(_column(one, other), -at) for at, (one, other) in enumerate(columns)]
+    nats, at = max(gaps, default=(0.0, 0))
+    return len(own), nats, -at
 
 
 def _column(mine: Sequence[tuple[int, float]], theirs: Sequence[tuple[int, float]]) -> float:
@@ -110,46 +112,45 @@ class LosslessGate(PackageGate):
             "first_divergence": _describe(*broken[0]) if broken else "",
         }
         if broken:
-            first = numbers["first_divergence"]
             pair, index = broken[0]
-            phase = phase_of(pair.request, pair.answer, index, run.resolved.get("chunked_prefill_size"))
-            text = f"{len(broken)} of {len(compared)} requests differ from plain decoding, first {first}{phase}"
+            first = f"{numbers['first_divergence']}{_phase(pair, index, run)}"
+            text = f"{len(broken)} of {len(compared)} requests differ from plain decoding, first {first}"
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(pair.request.name, index))
         if strays:
             pair, index = strays[0]
-            text = (
-                f"{len(strays)} of {len(every)} requests leave float32's text behind a tie, first {pair.request.name} "
-                f"at token {index}: {pair.answer.output_ids[index]}"
-            )
+            text = f"{len(strays)} of {len(every)} requests leave float32's text behind a tie, first "
+            text += f"{pair.request.name} at token {index}: {pair.answer.output_ids[index]}"
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(pair.request.name, index))
         if not numbers["tokens"]:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no token was generated")
-        worst, nats = self._worst_score(compared, numbers, exact or _keeps_bits(run))
-        if worst and not fast:
-            text = f"a log-probability of {worst} differs from the baseline's by {nats:.2g} nats"
-            return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(worst))
+        beyond = self._scores_beyond(compared, numbers, exact or _keeps_bits(run))
+        if beyond and not fast:
+            nats, index, pair = max(beyond, key=lambda one: one[0])
+            text = f"a log-probability of {pair.request.name} differs from the baseline's by {nats:.2g} nats, at token "
+            text += f"{index}{_phase(pair, index, run)}"
+            return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(pair.request.name, index))
         outcome = Outcome(self.name, State.PASS, numbers)
         if self.oracle is not None:
             outcome = self._against_oracle(prepared, baseline, every, numbers)
             if outcome.state is not State.PASS:
                 outcome = replace(outcome, accept=rewriting(target))
+            elif exact:
+                outcome = self._far(prepared, every, outcome)
         if scored_prompts := [pair for pair in every if pair.request.prompt_logprobs >= 0]:
             outcome = self._against_prompts(scored_prompts, outcome, target, exact)
         asked = [pair for pair in pairs(run, baseline) if pair in every or pair.request.prompt != DRAW_PROMPT]
         ruled = [pair for pair in asked if pair.request.ruled and not pair.request.own]
         return self._against_rules(ruled, outcome, prepared, exact, fast) if ruled else outcome
 
-    def _worst_score(self, compared: list[AnswerPair], numbers: dict[str, Number], kept: bool) -> tuple[str, float]:
-        """The request with the largest log-probability difference beyond its bound, and the difference in nats; "" if
-        there is none. kept: whether they must equal the baseline's bit by bit."""
-        scored = [(pair.request, *max_logprob_gap(pair)) for pair in compared]
-        numbers |= {"scored": sum(count for _, count, _ in scored), "score_nats": max(nats for *_, nats in scored)}
-        beyond = [("", 0.0)]
-        for request, _, nats in scored:
-            half = "ruled_half_nats" if request.ruled else "half_nats"
-            if nats > self.thresholds["score_nats" if kept else half]:
-                beyond.append((request.name, nats))
-        return max(beyond, key=lambda one: one[1])
+    def _scores_beyond(
+        self, compared: list[AnswerPair], numbers: dict[str, Number], kept: bool
+    ) -> list[tuple[float, int, AnswerPair]]:
+        """Requests with a log-probability difference beyond its bound, each with the largest in nats, and its token.
+        kept: whether they must equal the baseline's bit by bit."""
+        scored = [(*max_logprob_gap(pair), pair) for pair in compared]
+        numbers |= {"scored": sum(one[0] for one in scored), "score_nats": max(one[1] for one in scored)}
+        bounds = ["score_nats"] * 2 if kept else ["half_nats", "ruled_half_nats"]
+        return [one[1:] for one in scored if one[1] > self.thresholds[bounds[one[3].request.ruled]]]
 
     def _is_tie(self, prepared: PreparedCell, run: Run, pair: AnswerPair, index: int, loose: Container[str]) -> bool:
         target = prepared.cell.target
@@ -188,13 +189,14 @@ class LosslessGate(PackageGate):
         """Prompt log-probabilities, alternatives included, must equal the network's, whatever the request's logit
         rules.
         """
-        worst = max(
-            prompt_gap(pair.request, pair.answer, self.prompts(target, pair.answer.prompt_ids)) for pair in scored
+        worst, name = max(
+            (prompt_gap(pair.request, pair.answer, self.prompts(target, pair.answer.prompt_ids)), pair.request.name)
+            for pair in scored
         )
         numbers = {**outcome.numbers, "scored_prompts": len(scored), "prompt_nats": worst}
         if outcome.state is State.PASS and exact and worst > self.thresholds["oracle_nats"]:
-            text = f"a log-probability of a prompt's token differs from the oracle's by {worst:.2g} nats"
-            return Outcome(self.name, State.FAIL, numbers, message=text)
+            text = f"a log-probability of the prompt of {name} differs from the oracle's by {worst:.2g} nats"
+            return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(name))
         return replace(outcome, numbers=numbers)
 
     def _against_rules(
@@ -204,29 +206,33 @@ class LosslessGate(PackageGate):
         sampled ones are not banned, and log-probabilities agree. In half precision `precision` judges greedy tokens and
         their log-probabilities. Where the run may differ from the baseline, its tokens must not be banned either: a
         parameter that drafts ignore."""
-        checked, worst = 0, 0.0
+        checked, worst, at, of = 0, 0.0, 0, ruled[0]
         for pair in ruled:
             request, base = pair.request, pair.baseline
             free = request.temperature > 0 and not self._of_sampled(prepared.cell)
             found = self.rules(prepared.cell.target, request, base.prompt_ids, base.output_ids)
-            for index, token in enumerate(found):
+            for i, token in enumerate(found):
                 behind = exact and request.temperature == 0 and token.behind >= self.thresholds["tie_nats"]
                 if outcome.state is State.PASS and (behind or not token.kept):
-                    text = f"the baseline of {request.name} breaks its logit rules at token {index}"
-                    blame = Blame(request.name, index, got=base.output_ids)
+                    where = f"{i}{phase_of(request, base, i)}"
+                    text = f"the baseline of {request.name} breaks its logit rules at token {where}"
+                    blame = Blame(request.name, i, got=base.output_ids)
                     return Outcome(self.name, State.FAIL, outcome.numbers, message=text, blame=blame)
             mine = pair.answer
             drawn = self.rules(prepared.cell.target, request, mine.prompt_ids, mine.output_ids) if fast or free else ()
             if (banned := next((at for at, token in enumerate(drawn) if not token.kept), None)) is not None:
-                text = f"{request.name} breaks its logit rules at token {banned}"
+                text = f"{request.name} breaks its logit rules at token {banned}{phase_of(request, mine, banned)}"
                 return Outcome(self.name, State.FAIL, outcome.numbers, message=text, blame=Blame(request.name, banned))
             checked += len(found)
-            worst = worst if free else max(worst, _apart([token.logprob for token in found], base.logprobs))
+            nats, index = _apart([token.logprob for token in found], base.logprobs)
+            if nats > worst and not free:
+                worst, at, of = nats, index, pair
         numbers = {**outcome.numbers, "ruled_tokens": checked, "rule_nats": worst}
         bound = "hybrid_rule_nats" if prepared.cell.model in HYBRIDS else "rule_nats"
         if outcome.state is State.PASS and exact and worst > self.thresholds[bound]:
-            text = f"a log-probability of the baseline differs from that under its logit rules by {worst:.2g} nats"
-            return Outcome(self.name, State.FAIL, numbers, message=text)
+            text = f"a log-probability of the baseline of {of.request.name} differs from that under its logit rules by "
+            text += f"{worst:.2g} nats, at token {at}{phase_of(of.request, of.baseline, at)}"
+            return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(of.request.name, at))
         return replace(outcome, numbers=numbers)
 
     def _against_oracle(
@@ -241,7 +247,7 @@ class LosslessGate(PackageGate):
         if oracle is None:
             text = "the target has no transformers oracle continuations, so the baseline itself is unverified"
             return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
-        checked, max_logprob_gap = 0, 0.0
+        checked, worst, at, name = 0, 0.0, 0, ""
         for pair in greedy:
             expected = oracle.continuation(pair.request)
             index = first_difference(expected, pair.baseline.output_ids, prefix=True)
@@ -261,12 +267,30 @@ class LosslessGate(PackageGate):
                 text = f"the baseline of {pair.request.name} has no log-probabilities to compare with the oracle's"
                 return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
             checked += same
-            max_logprob_gap = max(max_logprob_gap, _apart(oracle.scores(pair.request)[:same], pair.baseline.logprobs))
-        numbers |= {"oracle_tokens": checked, "oracle_nats": max_logprob_gap}
-        if exact and max_logprob_gap > self.thresholds["oracle_nats"]:
-            text = f"a log-probability of the baseline differs from the oracle's by {max_logprob_gap:.2g} nats"
-            return Outcome(self.name, State.FAIL, numbers, message=text)
+            nats, index = _apart(oracle.scores(pair.request)[:same], pair.baseline.logprobs)
+            if nats > worst:
+                worst, at, name = nats, index, pair.request.name
+        numbers |= {"oracle_tokens": checked, "oracle_nats": worst}
+        if exact and worst > self.thresholds["oracle_nats"]:
+            text = f"a log-probability of the baseline of {name} differs from the oracle's by {worst:.2g} nats, at "
+            return Outcome(self.name, State.FAIL, numbers, message=f"{text}token {at}", blame=Blame(name, at))
         return Outcome(self.name, State.PASS, numbers)
+
+    def _far(self, prepared: PreparedCell, every: list[AnswerPair], outcome: Outcome) -> Outcome:
+        """The baseline's tokens behind a prompt longer than any of the oracle's are those of the network and of the
+        seed's random numbers."""
+        for pair in every:
+            request, base = pair.request, pair.baseline
+            if request.name != "f0" or request.ruled or not followed(request):
+                continue
+            seed = prepared.asked.random_seed if request.seed is None else request.seed
+            found = self.precision.tokens(prepared.cell.target, request, seed, base.prompt_ids, base.output_ids)
+            off = (at for at, token in enumerate(found) if token.off > self.thresholds["tie_nats"])
+            if (at := next(off, None)) is not None:
+                where = f"token {at}, position {len(base.prompt_ids) + at}"
+                text = f"the baseline of {request.name} differs from the network along its own text at {where}"
+                return Outcome(self.name, State.FAIL, outcome.numbers, message=text, blame=Blame(request.name, at))
+        return outcome
 
 
 def proves(cell: Cell, run: Run, answer: Answer) -> bool:
@@ -289,9 +313,14 @@ def _keeps_bits(run: Run) -> bool:
     return bool(run.resolved.get("enable_deterministic_inference")) and int(run.resolved["topk"]) <= 1
 
 
-def _apart(expected: Sequence[float], got: Sequence[float]) -> float:
-    """The largest difference in nats."""
-    return max((abs(one - other) for one, other in zip(expected, got, strict=False)), default=0.0)
+def _apart(expected: Sequence[float], got: Sequence[float]) -> tuple[float, int]:
+    """The largest difference in nats, and its index."""
+    pairs = enumerate(zip(expected, got, strict=False))
+    return max(((abs(one - other), at) for at, (one, other) in pairs), default=(0.0, 0))
+
+
+def _phase(pair: AnswerPair, index: int, run: Run) -> str:
+    return phase_of(pair.request, pair.answer, index, run.resolved.get("chunked_prefill_size"))
 
 
 def _divergence(pair: AnswerPair) -> int | None:

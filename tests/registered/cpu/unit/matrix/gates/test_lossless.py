@@ -112,7 +112,10 @@ def test_a_baseline_with_other_log_probabilities_fails(measured, gate, altered, 
     found = measured(CELL)
     moved = altered(found.baseline, 1, logprobs=lowered(found.baseline.answers[1].logprobs, 7, nats))
     moved = replace(moved, resolved={**moved.resolved, "dtype": dtype})
-    text = "FAIL: a log-probability of the baseline differs from the oracle's by 0.0002 nats"
+    text = (
+        f"FAIL: a log-probability of the baseline of {found.run.answers[1].name} differs from the oracle's by 0.0002 "
+    )
+    text += "nats, at token 7"
     assert found.verdict(gate, None, moved) == (text if red else "PASS")
     assert found.judge(gate, None, moved).numbers["oracle_nats"] == pytest.approx(nats)
 
@@ -143,8 +146,12 @@ def test_a_turns_log_probabilities_are_those_of_the_history_sent_again(measured,
     index = next(i for i, a in enumerate(run.answers) if a.name.endswith(".turn2") and len(a.logprobs) > 2)
     outcome = found.judge(gate, altered(run, index, logprobs=lowered(run.answers[index].logprobs, 2, nats)))
     assert outcome.state is state
-    text = f"a log-probability of {run.answers[index].name} differs from the baseline's by 0.001 nats"
-    assert outcome.message == (text if state is State.FAIL else "")
+    text = f"a log-probability of {run.answers[index].name} differs from the baseline's by 0.001 nats, at token 2, in "
+    assert (
+        outcome.message.startswith(f"{text}verify round ") and outcome.blame.token == 2
+        if state is State.FAIL
+        else (not outcome.message)
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,11 +194,16 @@ def test_a_baseline_under_logit_rules_is_what_the_processors_leave(measured):
 @pytest.mark.parametrize(
     ("place", "change", "message"),
     [
-        (0, {"behind": 2e-3}, "the baseline of {} breaks its logit rules at token 3"),
+        (0, {"behind": 2e-3}, "the baseline of {} breaks its logit rules at token 3, in verify round 3 under "),
         (0, {"behind": 0.5e-3}, ""),
         (1, {"behind": 2.0}, ""),
-        (1, {"kept": False}, "the baseline of {} breaks its logit rules at token 3"),
-        (0, {"logprob": -30.0}, "a log-probability of the baseline differs from that under its logit rules by 30 nats"),
+        (1, {"kept": False}, "the baseline of {} breaks its logit rules at token 3, in verify round 3 under "),
+        (
+            0,
+            {"logprob": -30.0},
+            "a log-probability of the baseline of {} differs from that under its logit rules by 30 nats, at token 3, "
+            "in verify round 3 under ",
+        ),
     ],
     ids=["another best", "a tie", "a draw", "a banned draw", "another log-probability"],
 )
@@ -292,7 +304,8 @@ def test_each_wrong_log_probability_of_a_prompt_is_seen(measured, altered, place
     assert found.judge(LosslessGate(thresholds=just)).state is State.PASS
     wrong = altered(run, place, **{field: change(getattr(run.answers[place], field))})
     nats = found.judge(gate, wrong).numbers["prompt_nats"]
-    text = f"FAIL: a log-probability of a prompt's token differs from the oracle's by {nats:.2g} nats"
+    name = run.answers[place].name
+    text = f"FAIL: a log-probability of the prompt of {name} differs from the oracle's by {nats:.2g} nats"
     assert nats > 1e-3 and found.verdict(gate, wrong) == text
     holes = altered(wrong, place, **{field: (None, *[() if "top" in field else None] * 99)})
     assert found.judge(gate, holes).state is State.PASS, "`finish` sees what is missing"
@@ -315,6 +328,25 @@ def test_an_answer_is_followed_past_its_tie(measured, gate, altered, place, stat
         assert outcome.blame == Blame(name, place) and outcome.numbers["divergent"] == 1
         text = f"1 of 2 requests leave float32's text behind a tie, first {name} at token 9: {ids[9] ^ 1}"
         assert outcome.message == text
+
+
+@pytest.mark.parametrize(("off", "state"), [(0.5e-3, State.PASS), (2e-3, State.FAIL)])
+def test_behind_a_long_prompt_the_baseline_is_what_the_network_and_the_seed_choose(measured, gate, off, state):
+    found, asked = measured(CELL), {}
+
+    def far(run):
+        same = ((replace(one, name="f0"), *ones[1:]) for ones in (run.requests, run.answers) for one in ones[:1])
+        return replace(run, **dict(zip(("requests", "answers"), same, strict=True)))
+
+    def tokens(target, request, seed, prompt, output):
+        asked[request.name] = seed
+        return [PreciseToken(off if index == 4 else 0.0, -1.0) for index in range(len(output))]
+
+    outcome = found.judge(replace(gate, precision=PrecisionGate(tokens=tokens)), far(found.run), far(found.baseline))
+    prompt = len(found.run.answers[0].prompt_ids)
+    text = f"the baseline of f0 differs from the network along its own text at token 4, position {prompt + 4}"
+    assert outcome.state is state and outcome.message == text * (state is State.FAIL)
+    assert asked == {"f0": found.run.requests[0].seed}
 
 
 def test_equality_is_evidence_where_drafts_were_accepted_and_rejected(measured, altered, gate):
@@ -341,7 +373,7 @@ def answer(ids=(5, 6, 7), logprobs=(-0.1, -0.2, -0.4), top=TOP):
 
 
 def measure(mine, theirs=None):
-    return max_logprob_gap(AnswerPair(ASK, mine, answer() if theirs is None else theirs))
+    return max_logprob_gap(AnswerPair(ASK, mine, answer() if theirs is None else theirs))[:2]
 
 
 def test_equal_ones_are_not_apart_and_those_that_one_side_lacks_are_not_counted():
