@@ -22,6 +22,9 @@ from specmatrix.matrix.zoo.registry import eos_ids
 # Tokens of such a grammar, the longest marker before it, and what stands before an answer's number.
 ROOM: Final = 24
 MAX_MARKER: Final = 6
+# Requests with a table each, of which an engine keeps 16, and their tokens from the end of the marker on.
+CROWD: Final = 20
+SHORT: Final = 8
 BEFORE_NUMBER: Final = ("####", " ")
 # The kinds of grammars, in the order of `ends` in grammars.yaml.
 ENDS: Final = ("json", "regex", "ebnf", "tagged")
@@ -72,7 +75,22 @@ def within_answers(cell: Cell, shape: Resolved, indices: Sequence[int], after: t
         fields = {} if grammar is None else grammar.fields | {"reasoning_end_ids": marker}
         requests.append(RequestSpec(name, prompt, limit, after=after, **fields))
         after = after if cell.memory == "ample" and not cell.shares_rounds else (name,)
+    if (cell.grammar, cell.memory, cell.sampling) == ("tagged", "ample", "mixed"):
+        requests += [*_crowd(cell, (*after, *(request.name for request in requests)))]
     return requests
+
+
+def _crowd(cell: Cell, after: tuple[str, ...]) -> Iterator[RequestSpec]:
+    """More requests than there are tables for grammars, each with a marker of its own, so that the last ones have
+    none; the first ends within its grammar, and beside the others a free one takes its row."""
+    oracle, markers = oracle_of(cell.target), set[tuple[int, ...]]()
+    for at, text in enumerate([] if oracle is None else oracle.continuations[:CROWD]):
+        own = ((token, marker) for token in range(2, len(text)) if (marker := _marker(text, token)) not in markers)
+        token, marker = next(own)
+        markers.add(marker)
+        how = grammars()["tagged"][1].fields | {"reasoning_end_ids": marker}
+        yield RequestSpec(f"g{at}", prompt_of(questions()[at][0]), token + (SHORT if at else 3), after=after, **how)
+    yield RequestSpec("w1.0", prompt_of(questions()[CROWD][0]), SHORT, after=("g0",))
 
 
 def _repeated(cell: Cell, shape: Resolved, indices: Sequence[int]) -> Iterator[_Asked]:
@@ -109,17 +127,28 @@ def _predicted(cell: Cell, shape: Resolved, indices: Sequence[int]) -> Iterator[
     used = {at}
     for place in due_places(cell, shape):
         begins = (
-            (token, at, marker)
+            (is_plain(marker, texts[at], token), token, at, marker)
             for at in {*indices} - used or {*indices}
             for token in range(2, len(texts[at]) - 1)
             if place_of(token, rounds[at], deepest) == place and (marker := _marker(texts[at], token))
         )
-        token, at, marker = min(begins)
+        _, token, at, marker = min(begins)
         used.add(at)
         yield token + ROOM, at, marker, grammars()["tagged"][place % 2]
 
 
 def _marker(text: Sequence[int], token: int) -> tuple[int, ...]:
-    """The shortest run of tokens that ends at a token of the text and occurs nowhere before; () if it is long."""
+    """The shortest run of tokens that ends at a token of the text and occurs nowhere before, if possible one that is
+    not plain; () if it is long."""
     runs = (tuple(text[token + 1 - size : token + 1]) for size in range(1, min(MAX_MARKER, token) + 1))
-    return next((run for run in runs if behind(run, text) == token + 1), ())
+    found = (run for run in runs if behind(run, text) == token + 1)
+    return min(found, key=lambda run: is_plain(run, text, token), default=())
+
+
+def is_plain(marker: Sequence[int], text: Sequence[int], token: int) -> bool:
+    """Whether readers find a marker that ends at a text's token by its last token alone, or without going back to its
+    beginning where it breaks off."""
+    read = 0
+    for one in text[: token + 1]:
+        read = read + 1 if one == marker[read] else 0
+    return marker[-1] not in text[:token] or read == len(marker)

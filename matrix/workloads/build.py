@@ -3,8 +3,8 @@
 Prompts are questions of gsm-mini's test split. Request names: `q<index>` is question `index` of that file,
 `q<index>.again` repeats it (a prefix cache hit), `q<index>.turn<n>` continues it in a session, `w<n>.<m>` belongs to
 wave n or to line n of `neighbours.KINDS`, `t<n>` has a short prompt around the size of a chunk, `f<n>` a long one,
-`h<n>` one that leaves that of `h0` around a checkpoint, `b<n>` a grammar that begins in its answer, `m0` is read in
-mixed steps, and `d<n>` is a sample of the distribution gate.
+`h<n>` one that leaves that of `h0` around a checkpoint, `b<n>` a grammar that begins in its answer, `g<n>` too, all at
+once, `m0` is read in mixed steps, and `d<n>` is a sample of the distribution gate.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ FAR: Final = (384, 1024, 4095)
 FAR_LIMIT: Final = 24
 LATE_REPEATS: Final = 8
 HIT_LIMIT: Final = 9
+CROWD: Final = 20
 LONGEST_CHUNK: Final = 32
 MAX_RETURNING_PAGE: Final = 16  # a prompt has several such pages
 # Of a burst that memory has room for, so many requests are retracted, whatever their age.
@@ -136,8 +137,9 @@ def _requests(cell: Cell, seed: int, draws: int) -> Sequence[RequestSpec]:
         # The first requests, so that no other one takes a part of their chunks.
         requests = [*_tails(cell, seed), *requests, *_draws(cell, seed, draws)]
         before = tuple(request.name for request in requests)
-        requests += [*_far(cell, seed, before), *_alternating(cell, seed, before), *_returning(cell, seed, before)]
-        requests += _leaving(cell, seed, before)
+        requests += [*_far(cell, seed, before), *_returning(cell, seed, before), *_leaving(cell, seed, before)]
+        requests += _crowd(cell, seed, before)
+        requests += _alternating(cell, seed, tuple(request.name for request in requests))
         if (cell.batch, cell.slots) == ("gsm", "4"):  # hundreds of rounds, and evictions, after their first run
             before = tuple(request.name for request in requests)
             again = requests[:LATE_REPEATS]
@@ -341,25 +343,39 @@ def _returning(cell: Cell, seed: int, after: tuple[str, ...]) -> list[RequestSpe
 
 def _leaving(cell: Cell, seed: int, after: tuple[str, ...]) -> list[RequestSpec]:
     """Where states have checkpoints, one after the other: a prompt, and three that have its tokens up to the one before
-    its second checkpoint, up to that and up to the one after, and then another. The baseline has no cache, so each
-    answer behind a checkpoint is compared with one from the start."""
-    ample = (cell.memory, cell.abort, cell.session, cell.grammar) == ("ample", "none", "none", "none")
-    if cell.model not in HYBRIDS or not ample or cell.prefix_cache == "off" or cell.state_interval == "auto":
+    a checkpoint, up to that and up to the one after, and then another: the second one, or the first of the default
+    interval. The baseline has no cache, so each answer behind a checkpoint is compared with one from the start."""
+    kind, shape = (cell.memory, cell.abort, cell.session, cell.grammar, cell.mixed_chunk), shape_of(cell)
+    ample = kind == ("ample", "none", "none", "none", "off")
+    if cell.model not in HYBRIDS or not ample or cell.prefix_cache == "off" or shape is None:
         return []
     requests = list[RequestSpec]()
-    for place, prompt in enumerate(_leaves(2 * int(cell.state_interval), seed)):
+    checkpoint = shape.state_interval * (1 if cell.state_interval == "auto" else 2)
+    for place, prompt in enumerate(_leaves(checkpoint, seed)):
         requests.append(RequestSpec(f"h{place}", prompt, HIT_LIMIT, ignore_eos=True, after=after))
         after = (f"h{place}",)
     return requests
 
 
+def _crowd(cell: Cell, seed: int, after: tuple[str, ...]) -> list[RequestSpec]:
+    """More short requests at once than any batch but waves has, for drafters that no wave asks for: of drafts of their
+    own form, in a cell of two requests each, and of suffix trees, which forget outputs meanwhile."""
+    own = cell.batch == "pair" and cell.drafting != "stepwise"
+    kind = (cell.memory, cell.verify, cell.slots, cell.context) == ("ample", "whole", "auto", "model")
+    if not kind or not (own or cell.algorithm == "suffix") or cell.sampling not in ("greedy", "mixed"):
+        return []
+    return [replace(_in_wave(cell, 0, place, seed), after=after, temperature=0.0) for place in range(CROWD)]
+
+
 @cache
 def _leaves(checkpoint: int, seed: int) -> list[str]:
-    """A question's text, and three texts that leave it `checkpoint` - 1, + 0 and + 1 tokens in, BOS included."""
+    """The text of questions, and three texts that leave it `checkpoint` - 1, + 0 and + 1 tokens in, BOS included."""
     encode = tokenizer().encode
     rows = questions()[ORACLE_PROMPTS:]
-    for question, _ in (rows[(5 * seed + at) % len(rows)] for at in range(len(rows))):
-        ids, found = encode(question, add_special_tokens=False).ids, [question]
+    many = 1 + 2 * checkpoint // MAX_PROMPT
+    for at in range(len(rows)):
+        text = " ".join(rows[(5 * seed + at + more) % len(rows)][0] for more in range(many))
+        ids, found = encode(text, add_special_tokens=False).ids, [text]
         for shared in range(checkpoint - 2, min(checkpoint + 1, len(ids) - 1)):
             text = f"{tokenizer().decode(ids[:shared])} and how many"
             got = encode(text, add_special_tokens=False).ids
@@ -370,11 +386,13 @@ def _leaves(checkpoint: int, seed: int) -> list[str]:
 
 
 def far_lengths(cell: Cell) -> tuple[int, ...]:
-    """Numbers of tokens of long texts after their last token, so that drafts far behind any worked answer are judged:
-    in cells of many questions over more than the smallest chunks, and with the largest pages up to the model's end."""
-    if (cell.batch, cell.memory, cell.abort, cell.session) != ("gsm", "ample", "none", "none"):
-        return ()
-    if cell.prefill_chunk == "7":
+    """Numbers of tokens of long texts after their last token, so that drafts, rules and draws far behind any worked
+    answer are judged: in cells of many questions over more than the smallest chunks, with the largest pages up to the
+    model's end, and in cells of rules and stops without chunks and cache."""
+    plain = (cell.memory, cell.abort, cell.session, cell.context) == ("ample", "none", "none", "model")
+    rules = (cell.batch, cell.sampling, cell.finish, cell.prefill_chunk, cell.prefix_cache)
+    ruled = rules == ("mixed_lengths", "rules", "stops", "off", "off")
+    if not plain or cell.prefill_chunk == "7" or not (ruled or cell.batch == "gsm"):
         return ()
     if cell.page_size != "256":
         return FAR[:1]
@@ -383,7 +401,7 @@ def far_lengths(cell: Cell) -> tuple[int, ...]:
 
 def _far(cell: Cell, seed: int, after: tuple[str, ...]) -> list[RequestSpec]:
     """Requests of `far_lengths`, each alone after those named, as a step is as wide as its longest text. Their prompts
-    are worked questions, the first of them cut."""
+    are worked questions, the first of them cut. Among greedy and sampled ones the first is sampled."""
     requests, rows, index = [], questions()[EXAM_QUESTIONS:], 5 * seed
     for place, length in enumerate(far_lengths(cell)):
         prompt = prompt_of(rows[index % len(rows)][0])
@@ -392,8 +410,9 @@ def _far(cell: Cell, seed: int, after: tuple[str, ...]) -> list[RequestSpec]:
             question, answer = rows[index % len(rows)]
             ids = tokenizer().encode(f"{prompt_of(question)} {answer}\n", add_special_tokens=False).ids
             prompt = tokenizer().decode(ids[-wanted:]) + prompt
-        how = {"temperature": 0.0} if cell.sampling == "mixed" else SAMPLING[cell.sampling]
+        how = SAMPLING.get("temperature" if cell.sampling == "mixed" and not place else cell.sampling, {})
         request = RequestSpec(f"f{place}", prompt, FAR_LIMIT, **how, seed=1000 * seed + place, ignore_eos=True)
+        request = ruled(request, 0, ()) if cell.sampling == "rules" else request
         requests.append(replace(request, after=after))
         after = (request.name,)
     return requests

@@ -8,9 +8,10 @@ from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.grammar import EFFECTS, ENDED, OF_DRAFTS, REFUSED, TOGETHER, GrammarGate
 from specmatrix.matrix.oracles.grammar import following, unreadable
 from specmatrix.matrix.subjects.protocol import Capability
-from specmatrix.matrix.workloads.boundaries import behind, due_places, place_of
+from specmatrix.matrix.workloads.boundaries import behind, due_places, is_plain, place_of
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.workloads.finish import text_of
+from specmatrix.matrix.workloads.grammars import grammar_of
 from specmatrix.matrix.workloads.predicted import deepest_round, shape_of
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.questions import questions, tokenizer
@@ -152,6 +153,22 @@ def test_workloads_ask_for_a_grammar_at_every_place_and_for_one_that_ends_at_a_d
         places = [place_of(behind(marker, ids[n]) - 1, rounds[n], deepest) for marker, n in known]
         assert places[1:] == due_places(cell, shape), cell
         assert place_of(len(ids[known[0][1]]) - 1, rounds[known[0][1]], deepest) < deepest - 1, cell
+        pairs = [(marker, ids[n]) for marker, n in known[1:]]
+        assert not any(is_plain(marker, text, behind(marker, text) - 1) for marker, text in pairs), cell
+
+
+def test_a_marker_is_plain_if_its_last_token_or_its_first_beginning_finds_it():
+    assert [is_plain((7, 8), text, 3) for text in ((1, 2, 7, 8), (8, 2, 7, 8), (1, 7, 7, 8), (8, 7, 7, 8))] == [
+        *[True, True, True, False]
+    ]
+
+
+def test_in_one_cell_more_grammars_run_than_there_are_tables_for():
+    """An engine keeps 16 tables, one for each grammar and marker."""
+    crowd = [one for one in workload(Cell.from_id(TAGGED), 0) if one.name[0] == "g"]
+    assert len({one.reasoning_end_ids for one in crowd}) == len(crowd) == 20
+    assert len({(one.structural_tag, one.after) for one in crowd}) == 1 and grammar_of(*crowd[0].grammar).table
+    assert not any(one.name[0] == "g" for one in workload(Cell.from_id(TAGGED.replace(".mixed.", ".")), 0))
 
 
 @pytest.mark.parametrize("algorithm", ["ngram", "suffix"])

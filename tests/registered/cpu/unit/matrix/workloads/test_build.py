@@ -29,7 +29,7 @@ def size(cell):
 
 def _is_own(cell, request):
     """Whether a request is one of the batch itself."""
-    extra = "bdtfhm" if cell.batch == "ramp" else "bdtfhmw"
+    extra = "bdfghmt" if cell.batch == "ramp" else "bdfghmtw"
     return request.name[0] not in extra and request.refused is None
 
 
@@ -80,14 +80,14 @@ def test_after_a_burst_in_tight_memory_a_prompt_returns_before_a_text_that_needs
     assert not any(returning(here, build.workload(here, seed)) for here in (cell._replace(**one) for one in other))
 
 
-@pytest.mark.parametrize("interval", [16, 24])
+@pytest.mark.parametrize(("interval", "place"), [(".i16", 32), (".i24", 48), ("", 256)])
 @pytest.mark.parametrize("seed", [0, 1, 17])
-def test_prompts_leave_a_cached_one_around_its_second_checkpoint(interval, seed):
-    cell = Cell.from_id(f"none.qwen3next.i{interval}.mixed_lengths")
+def test_prompts_leave_a_cached_one_around_a_checkpoint(interval, place, seed):
+    cell = Cell.from_id(f"none.qwen3next{interval}.mixed_lengths")
     first, *others = found = build.workload(cell, seed)[-4:]
     ids = [prompt_ids(one) for one in found]
     shared = [next(at for at, (a, b) in enumerate(zip(ids[0], own, strict=False)) if a != b) for own in ids[1:]]
-    assert shared == [2 * interval - 1, 2 * interval, 2 * interval + 1] and min(map(len, ids)) > 2 * interval + 1
+    assert shared == [place - 1, place, place + 1] and min(map(len, ids)) > place + 1
     assert [one.after for one in others] == [(one.name,) for one in found[:-1]] and len(first.after) == 5
     other = {"prefix_cache": "off"}, {"memory": "tight"}, {"abort": "running"}, {"model": "qwen3"}
     assert not any(one.name[0] == "h" for less in other for one in build.workload(cell._replace(**less), seed))
@@ -147,11 +147,29 @@ def test_cells_of_many_questions_have_texts_up_to_the_end_of_the_context_one_aft
     cell = Cell.from_id("eagle.p256.gsm.mixed")
     *others, one, two, three = build.workload(cell, seed)
     ends = [len(prompt_ids(each)) + each.max_new_tokens for each in (one, two, three)]
-    assert ends == [384, 1024, 4095] and {each.temperature for each in (one, two, three)} == {0.0}
+    assert ends == [384, 1024, 4095] and [each.temperature for each in (one, two, three)] == [0.8, 0.0, 0.0]
     assert one.after == tuple(each.name for each in others) and (two.after, three.after) == (("f0",), ("f1",))
     assert build.far_lengths(cell._replace(model="deepseek")) == (384, 1024)
     assert build.far_lengths(cell._replace(page_size="16")) == (384,)
     assert not any(build.far_lengths(cell._replace(**one)) for one in ({"prefill_chunk": "7"}, {"batch": "burst"}))
+    rules = Cell.from_id("dspark.n4.vanilla.p16.nocache.mixed_lengths.rules.stops")
+    far = next(each for each in build.workload(rules, seed) if each.name == "f0")
+    assert far.ruled and far.repetition_penalty != 1 and len(prompt_ids(far)) == 360
+    assert build.far_lengths(rules._replace(finish="eos")) == build.far_lengths(rules._replace(context="short")) == ()
+
+
+@pytest.mark.parametrize(
+    "name", ["eagle3.parallel.pair", "dflash.dflash2.pair", "dspark.reject.rnn.pair.mixed", "suffix"]
+)
+def test_drafters_without_waves_have_a_crowd(name):
+    cell = Cell.from_id(f"{name}.mixed_lengths.mixed" if name == "suffix" else name)
+    found = build.workload(cell, 0)
+    crowd = [one for one in found if one.name[0] == "w"]
+    others = tuple(one.name for one in found if one not in crowd)
+    assert len(crowd) == 20 and {one.after for one in crowd} == {others} and {one.temperature for one in crowd} == {0}
+    less = {"context": "short"}, {"memory": "tight"}, {"session": "streaming"}
+    others = Cell.from_id("eagle3.pair"), *(cell._replace(**values) for values in less)
+    assert not any(one.name[0] == "w" for other in others for one in build.workload(other, 0))
 
 
 def test_where_ends_fall_inside_rounds_it_reads_no_start_value_but_the_size_of_memory():
