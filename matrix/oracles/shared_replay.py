@@ -180,7 +180,7 @@ class SharedReplay:
                 room = min(room, self._limits[request.served.id] - request.known)
             paths = [*takewhile(lambda path, room=room: len(path) < room, paths)]  # type: ignore[misc]  # a default
             fits = next(length for length in range(len(request.ahead), -1, -1) if request.ahead[:length] in paths)
-            width = 0 if self.suffixes is None else len(paths)
+            width = len(paths) if self.suffixes is not None or request.served.id in self._limits else 0
             found = Round(fits + 1, fits == len(request.ahead), width)
             self.rounds.setdefault(request.served.id, []).append(found)
             request.drafted = True

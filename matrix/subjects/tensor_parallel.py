@@ -24,8 +24,8 @@ from specmatrix.matrix.zoo.registry import resolve_path
 
 
 class UnequalRanks(Ranks):
-    """Ranks whose numbers differ, as those of different GPUs may: a rank other than 0 rounds logits, and the head that
-    its draft may share. Rank 0 decides, so nothing that the ranks compare may change."""
+    """Ranks whose numbers differ, as those of different GPUs may: a rank other than 0 rounds logits, and `_start` those
+    of its draft. Rank 0 decides, so nothing that the ranks compare may change."""
 
     def joined(self, part: Tensor, dim: int = -1) -> Tensor:
         whole = super().joined(part, dim)
@@ -109,6 +109,10 @@ def _start(rank: Rank, config: EngineConfig, locate: Callable[[str], Path]) -> N
     kind = UnequalRanks if config.strict_memory else Ranks  # what is timed does no more than it must
     ranks = kind(rank.place.rank, rank.place.size, config.enable_deterministic_inference)
     llm = LLM(config, locate, clock, ranks, rank.publish)
+    draft: Any = getattr(getattr(llm.loop.executor, "drafter", None), "model", None)
+    if draft is not None and kind is UnequalRanks and ranks.rank:
+        exact = draft.logits
+        draft.logits = lambda hidden: exact(hidden).round()
     rank.held = ReferenceEngine(llm, clock)
 
 

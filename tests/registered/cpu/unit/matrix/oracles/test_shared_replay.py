@@ -126,6 +126,15 @@ def test_a_round_before_the_one_before_was_read_and_an_account_without_a_request
         rounds([served(*one) for one in requests], journal)
 
 
+@pytest.mark.parametrize(("limits", "width", "length"), [({}, 0, 3), ({1: 6}, 2, 2), ({1: 5}, 1, 1), ({2: 5}, 0, 3)])
+def test_a_tree_is_verified_up_to_its_first_node_without_room(limits, width, length):
+    """aba|b drafts the tree of a, ab, b and so on, whose nodes behind one that is too deep are not verified either."""
+    replay = SharedReplay(RESOLVED, [served(1, "abababx", 3)], limits)
+    replay.walk(read(1, 3) + step({1: length}))
+    assert replay.rounds == {1: [Round(length, False, width)]}
+    assert replay.rounds[1][0].allows(length, 4) is (not width)
+
+
 def test_the_zoos_corpus_is_used_where_the_start_requests_it():
     document = corpus()[0]
     text = "?" + document[5:9] + document[9:12]
