@@ -269,8 +269,9 @@ class AcceptanceGate(PackageGate):
         """Compare each round of every request, sampled or greedy, with a replay of the shared drafter."""
         if run.journal is None:
             return Outcome(self.name, State.NOT_MEASURED, message="the subject provides no journal")
-        asked, ragged = _asked(run), run.resolved.get("speculative_ragged_verify")
-        limits = {one.id: one.prompt + asked[one.name].max_new_tokens for one in run.served if ragged}
+        ragged = run.work is not None and run.resolved.get("speculative_ragged_verify")
+        sent = run.work.sent if run.work is not None and ragged else {}
+        limits = {number: len(one.prompt) + one.new_tokens for number, one in sent.items()}
         replay = SharedReplay(run.resolved, run.served, limits)
         try:
             replay.walk(run.journal)
