@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
@@ -14,6 +15,8 @@ from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.stored_oracle import Oracle, oracle_index, oracle_of, rewriting
+
+HALF: Final = ("bfloat16", "float16", "half")
 
 
 @dataclass
@@ -88,7 +91,7 @@ class OracleGate(PackageGate):
 
 def in_half(run: Run) -> bool:
     """Whether a run is in half precision, as far as its engine says."""
-    return bool(run.resolved.get("dtype", "float32") != "float32")
+    return run.resolved.get("dtype") in HALF
 
 
 def comparable(request: RequestSpec) -> bool:

@@ -72,9 +72,9 @@ def test_behind_a_tie_the_resumed_run_is_compared(measured, altered):
     assert gate.next_tie("llama-mini", request, 0, tied.answers[0].output_ids, half=False) == 4
     assert gate.next_tie("llama-mini", request, 0, ids[:4], half=False) is None, "it ends before the tie"
     assert [gate.is_tie("llama-mini", request, index) for index in (3, 4, 5)] == [False, True, False]
-    half = replace(tied, resolved={**tied.resolved, "dtype": "bfloat16"})
+    known = [tied, *(replace(tied, resolved={**tied.resolved, "dtype": dtype}) for dtype in ("float", "bfloat16"))]
     near = OracleGate(margin=lambda *_: 0.2)
-    assert [found.judge(near, None, one).state for one in (tied, half)] == [State.FAIL, State.PASS]
+    assert [found.judge(near, None, one).state for one in known] == [State.FAIL, State.FAIL, State.PASS]
     place = f"first {name} at token 7: {ids[7] ^ 1} instead of {ids[7]}"
     text = f"FAIL: plain decoding of 1 requests differs from the transformers oracle, {place}"
     for places, verdict in (((), "PASS"), ((2,), text)):
