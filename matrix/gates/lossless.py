@@ -93,7 +93,7 @@ class LosslessGate(PackageGate):
             every = [pair for pair in every if pair.request.temperature == 0]
         target, exact = prepared.cell.target, baseline.resolved["dtype"] == "float32"
         # Nothing is known of another engine's kernels in half precision.
-        fast = prepared.cell.numerics == "fast" or (self.oracle is None and not exact)
+        fast = prepared.cell.numerics == "fast" or (self.is_oracle_tie is not None and not exact)
         tiled = prepared.cell.numerics == "bf16" and not _keeps_bits(run)
         compared = [pair for pair in every if followed(pair.request)] if fast else every
         found = [(pair, index) for pair in compared if (index := _divergence(pair)) is not None]

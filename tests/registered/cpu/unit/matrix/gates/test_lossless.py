@@ -181,7 +181,8 @@ def test_of_another_engine_in_half_precision_precision_says_what_is_a_tie(measur
     found = halved(measured(CELL), enable_deterministic_inference=False) if half else measured(CELL)
     ids = found.run.answers[0].output_ids
     moved = altered(found.run, 0, output_ids=(*ids[:4], ids[4] ^ 1, *ids[5:]))
-    gate = LosslessGate(oracle=None, precision=SimpleNamespace(is_tie=lambda *_: bool(near)))
+    own = SimpleNamespace(is_tie=lambda *_: bool(near))
+    gate = LosslessGate(oracle=None, is_oracle_tie=lambda *_: False, precision=own)
     assert found.judge(gate, moved).state is state
 
 
