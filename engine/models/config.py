@@ -13,8 +13,9 @@ from specmatrix.engine.models.deepseek.config import MLAConfig, MoEConfig, read_
 from specmatrix.engine.models.draft_config import (
     BLOCK_ARCHITECTURES,
     DRAFT_ARCHITECTURES,
+    TOWERS,
     DraftConfig,
-    flat_block,
+    flat_config,
     read_draft,
     read_mask_token,
 )
@@ -107,7 +108,10 @@ def load_model_config(path: str | Path) -> ModelConfig:
 
 def read_model_config(raw: Mapping[str, Any], file: Path) -> ModelConfig:
     """The model configuration in a config.json. Raises ConfigError, naming `file`, if it is unsupported."""
-    return _ModelConfigReader(flat_block(raw), file).read()
+    nested = raw.get("text_config")
+    if raw.get("architectures") in ([name] for name in TOWERS) and not isinstance(nested, dict):
+        raise ConfigError(f"{file}: text_config must be an object with the text model's fields, got {shown(nested)}")
+    return _ModelConfigReader(flat_config(raw), file).read()
 
 
 def read_raw(path: str | Path) -> dict[str, Any]:

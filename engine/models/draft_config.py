@@ -116,7 +116,7 @@ def read_draft(architecture: str, fields: ConfigReader) -> DraftConfig | None:
     return None
 
 
-def flat_block(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def flat_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """A config.json with the fields at the top level that a DSPARK draft, or a text model beside a vision tower, has
     nested, as that draft or text model."""
     names = raw.get("architectures")

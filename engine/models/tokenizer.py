@@ -14,7 +14,7 @@ from typing import Any
 import tokenizers
 
 from specmatrix.engine.models.config_reader import MAX_INT, read_json
-from specmatrix.engine.models.draft_config import flat_block
+from specmatrix.engine.models.draft_config import flat_config
 from specmatrix.errors import ConfigError, RequestError, described, is_interrupt, shown, text_of
 
 # A decoder's output for bytes that do not form a character yet.
@@ -174,9 +174,9 @@ def _read(file: Path) -> tokenizers.Tokenizer:
 def _special_ids(folder: Path) -> tuple[list[int], list[int]]:
     """bos and eos ids: generation_config.json overrides config.json, as in transformers. ConfigError if not ids."""
     found: tuple[list[int], list[int]] = ([], [])
-    size = flat_block(_optional_json(folder / "config.json")).get("vocab_size")
+    size = flat_config(_optional_json(folder / "config.json")).get("vocab_size")
     for name in ("generation_config.json", "config.json"):
-        raw = flat_block(_optional_json(folder / name))
+        raw = flat_config(_optional_json(folder / name))
         for ids, key in zip(found, ("bos_token_id", "eos_token_id"), strict=True):
             value = raw.get(key)
             given = value if isinstance(value, list) else [] if value is None else [value]

@@ -22,8 +22,9 @@ from specmatrix.matrix.zoo.registry import eos_ids
 # Tokens of such a grammar, the longest marker before it, and what stands before an answer's number.
 ROOM: Final = 24
 MAX_MARKER: Final = 6
-# Requests with a table each, of which an engine keeps 16, and their tokens from the end of the marker on.
+# Requests at once: more than the 16 tables of grammars that an engine keeps, and than any batch but waves has.
 CROWD: Final = 20
+# Tokens of such a request from the end of its marker on.
 SHORT: Final = 8
 BEFORE_NUMBER: Final = ("####", " ")
 # The kinds of grammars, in the order of `ends` in grammars.yaml.

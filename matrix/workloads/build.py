@@ -19,7 +19,7 @@ from zlib import crc32
 
 from specmatrix.matrix.cells.cell import HYBRIDS, SHORT_CONTEXT, TIGHT_TOKENS, Cell
 from specmatrix.matrix.cells.start_settings import session_retract
-from specmatrix.matrix.workloads.boundaries import within_answers
+from specmatrix.matrix.workloads.boundaries import CROWD, within_answers
 from specmatrix.matrix.workloads.context_limit import fill_context
 from specmatrix.matrix.workloads.endings import with_both_rounds, with_end_inside
 from specmatrix.matrix.workloads.grammars import constrained
@@ -69,7 +69,6 @@ FAR: Final = (384, 1024, 4095)
 FAR_LIMIT: Final = 24
 LATE_REPEATS: Final = 8
 HIT_LIMIT: Final = 9
-CROWD: Final = 20
 LONGEST_CHUNK: Final = 32
 MAX_RETURNING_PAGE: Final = 16  # a prompt has several such pages
 # Of a burst that memory has room for, so many requests are retracted, whatever their age.

@@ -233,6 +233,8 @@ def test_hybrid_fields(read):
         (LLAMA | {"rms_norm_eps": 10**400}, r"rms_norm_eps must be a positive number, got 10+\.\.\.$"),
         (f'{{"hidden_size": {"9" * 5000}}}', r"config.json is not valid JSON \(.*\); the file is truncated or damaged"),
         (LLAMA | {"hidden_size": None}, "hidden_size must be a positive integer, got None"),
+        (HYBRID | {"architectures": ["Qwen3_5ForConditionalGeneration"]}, "text_config must be an object .*, got None"),
+        ({"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": [1]}, r"text_config must .*, got \[1\]"),
         (LLAMA | {"num_key_value_heads": 3}, "num_attention_heads 4 must be a multiple of num_key_value_heads 3"),
         (MISTRAL | {"sliding_window": 0}, "sliding_window must be a positive"),
         (QWEN3 | {"use_sliding_window": True, "max_window_layers": -1}, "max_window_layers must be an integer of at"),
