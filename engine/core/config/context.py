@@ -1,11 +1,11 @@
 """A configuration rule, and the context that rules and default rows read."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, AdaptiveConfig, dump, inline, middle, read, union
-from specmatrix.engine.core.config.asked import AUTO, UNASKED, DraftFacts, EngineConfig, Facts
+from specmatrix.engine.core.config.asked import AUTO, DraftFacts, EngineConfig, Facts
 from specmatrix.engine.core.draft.algorithms import Topology, Traits, algorithm
 
 Value = str | int | float | bool | None
@@ -164,33 +164,11 @@ class Rule:
         return "refused" if self.got is None else "rewritten"
 
 
-def unread(name: str, why: str, fields: Sequence[str], read: Callable[[Traits], bool], instead: str) -> Rule:
-    """Refuses a value of `fields` with an algorithm that does not read them. instead: what to do but remove it."""
-
-    def given(s: RuleContext) -> tuple[str, object] | None:
-        pairs = ((field, getattr(s.asked, field)) for field in fields)
-        return None if read(s.traits) else next((pair for pair in pairs if pair[1] != UNASKED[pair[0]]), None)
-
-    def message(s: RuleContext) -> str:
-        field, value = given(s) or ("", "")
-        return f"{field} {value} has no effect with speculative_algorithm {s.traits.name}; remove it or {instead}"
-
-    return Rule(name, why, lambda s: given(s) is not None, message)
+# By a rule's name, whether it applies; by a name in the rules' messages and values, what it stands for.
+Conditions: TypeAlias = dict[str, Callable[[RuleContext], bool]]
+Named: TypeAlias = dict[str, Callable[[RuleContext], Any]]
 
 
 def outside(value: float | str, low: float, high: float) -> bool:
     """True for a number below `low` or above `high`."""
     return not isinstance(value, str) and not low <= value <= high
-
-
-def bounded(field: str, low: float, high: float, why: str, unit: str = "") -> Rule:
-    """Refuses a number outside its range. The message ends with `why`, unless a unit explains the range."""
-    return Rule(
-        name=field.replace("speculative_", "").replace("eagle_", "").replace("_", "-") + "-range",
-        why=why,
-        broken=lambda s: outside(getattr(s.asked, field), low, high),
-        message=lambda s: (
-            f"{field} must be between {low} and {high}{unit and f' {unit}'}, got {getattr(s.asked, field)}"
-            + (f": {why}" if not unit else "")
-        ),
-    )

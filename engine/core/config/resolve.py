@@ -12,7 +12,7 @@ from specmatrix.engine.core.config.rules.draft import layer_per_step, layer_reas
 from specmatrix.engine.core.config.rules.dspark import RAGGED, ragged_reasons
 from specmatrix.engine.core.config.rules.ngram import ngram_options
 from specmatrix.engine.core.config.rules.suffix import suffix_options
-from specmatrix.engine.core.config.rules.table import CAPACITY, INTERVAL, RULES
+from specmatrix.engine.core.config.rules.table import LATE, RULES
 from specmatrix.engine.core.draft.algorithms import own_check
 from specmatrix.engine.core.memory.groups import window_pages
 from specmatrix.errors import ConfigError, EngineError, described, is_interrupt
@@ -37,7 +37,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     _refuse(situation)
     rewrites = _rewrites(situation)
     reasons = _choose(situation, {rewrite.field: rewrite.got for rewrite in rewrites})
-    for rule in (CAPACITY, INTERVAL):
+    for rule in LATE:
         if rule.broken(situation):
             raise ConfigError(rule.message(situation))
     return _resolved(situation, reasons, rewrites)

@@ -1,16 +1,14 @@
-"""Configuration rules for CUDA graphs and tensor parallelism: when graphs cannot be used, and which models a tp_size
-can split, on which machines."""
+"""When the configuration rules for CUDA graphs and tensor parallelism apply: where graphs cannot be used, and which
+models a tp_size can split, on which machines."""
 
 from typing import Final
 
 from specmatrix.engine.core.config.asked import AUTO
-from specmatrix.engine.core.config.context import Rule, RuleContext, bounded
+from specmatrix.engine.core.config.context import Conditions, Named, RuleContext
 from specmatrix.engine.core.draft.algorithms import is_registered
 
-# Largest batch size (requests) with graphs: by default, and at most.
+# The default of the largest batch size (requests) with graphs.
 DEFAULT_GRAPH_BATCH: Final = 160
-MAX_GRAPH_BATCH: Final = 1024
-MAX_RANKS: Final = 64
 
 
 def on_gpu(s: RuleContext) -> bool:
@@ -42,20 +40,6 @@ def _asked(s: RuleContext) -> int:
     return 0 if s.asked.cuda_graph_max_bs == AUTO else s.asked.cuda_graph_max_bs
 
 
-GRAPHING: Final[tuple[Rule, ...]] = (
-    bounded("cuda_graph_max_bs", 0, MAX_GRAPH_BATCH, "0 disables CUDA graphs"),
-    bounded("cuda_graph_max_gb", 1, 1024, "all graphs share this memory", unit="GiB"),
-    Rule(
-        name="graphs-impossible",
-        field="cuda_graph_max_bs",
-        why="CUDA graphs need a GPU and rounds that run without the host",
-        broken=lambda s: _asked(s) > 0 and graphless(s) is not None,
-        message=lambda s: f"{graphless(s)}, so rounds run without graphs",
-        got=lambda s: 0,
-    ),
-)
-
-
 def unshared(s: RuleContext, ranks: int) -> str | None:
     """The part of the target that `ranks` cannot split evenly, in words; None if they can split all of it.
 
@@ -76,33 +60,14 @@ def unshared(s: RuleContext, ranks: int) -> str | None:
     return None
 
 
-SPLITTING: Final[tuple[Rule, ...]] = (
-    bounded("tp_size", 1, MAX_RANKS, "each rank is a process", unit="ranks"),
-    Rule(
-        name="uneven-ranks",
-        why="every rank holds an equal part of the model",
-        broken=lambda s: unshared(s, s.asked.tp_size) is not None,
-        message=lambda s: (
-            f"tp_size {s.asked.tp_size} cannot split a target with {unshared(s, s.asked.tp_size)}; use tp_size "
-            f"{max(size for size in range(1, s.asked.tp_size) if unshared(s, size) is None)}"
-        ),
-    ),
-    Rule(
-        name="ranks-without-gpus",
-        why="each rank needs its own GPU",
-        broken=lambda s: on_gpu(s) and 0 < s.facts.gpus < s.asked.tp_size,
-        message=lambda s: (
-            f"tp_size {s.asked.tp_size} needs as many GPUs, but the number of visible GPUs is {s.facts.gpus}; use a "
-            "smaller tp_size, or device cpu"
-        ),
-    ),
-    Rule(
-        name="registered-on-ranks",
-        why="a registered algorithm exists only in the process that registered it",
-        broken=lambda s: s.asked.tp_size > 1 and is_registered(s.traits.name),
-        message=lambda s: (
-            f"tp_size {s.asked.tp_size} cannot run {s.traits.name}, which is registered in one process only; "
-            "use tp_size 1"
-        ),
-    ),
-)
+BROKEN: Final[Conditions] = {
+    "graphs-impossible": lambda s: _asked(s) > 0 and graphless(s) is not None,
+    "uneven-ranks": lambda s: unshared(s, s.asked.tp_size) is not None,
+    "ranks-without-gpus": lambda s: on_gpu(s) and 0 < s.facts.gpus < s.asked.tp_size,
+    "registered-on-ranks": lambda s: s.asked.tp_size > 1 and is_registered(s.traits.name),
+}
+NAMED: Final[Named] = {
+    "graphless": graphless,
+    "unshared": lambda s: unshared(s, s.asked.tp_size),
+    "fewer_ranks": lambda s: max(size for size in range(1, s.asked.tp_size) if unshared(s, size) is None),
+}

@@ -1,16 +1,11 @@
-"""Configuration rules for DSPARK (flags: SGLang's; the mode is its SGLANG_RAGGED_VERIFY_MODE)."""
+"""When the configuration rules for DSPARK apply (flags: SGLang's; the mode is its SGLANG_RAGGED_VERIFY_MODE)."""
 
 from typing import Final
 
-from specmatrix.engine.core.config.asked import UNASKED, Reason
-from specmatrix.engine.core.config.context import Rule, RuleContext, bounded, unread
-from specmatrix.engine.core.draft.verify_budget import COSTS, TEMPERATURES
+from specmatrix.engine.core.config.asked import Reason
+from specmatrix.engine.core.config.context import Conditions, Named, RuleContext
 
 RAGGED: Final = "speculative_ragged_verify"
-PREFIX: Final = "speculative_dspark_"
-FLAGS: Final = tuple(name for name in UNASKED if name.startswith(PREFIX))
-MODE: Final = f"{PREFIX}verify_mode"
-SIZE: Final = f"{PREFIX}block_size"
 MAX_DRAFTS: Final = 255
 
 
@@ -35,7 +30,7 @@ def _trained(s: RuleContext) -> int:
 def _uncounted(s: RuleContext) -> bool:
     """Whether the requested width is not that of the requested block."""
     size, width = s.asked.speculative_dspark_block_size, s.asked.speculative_num_draft_tokens
-    return s.traits.budgets and size > 0 and isinstance(width, int) and width != size + 1
+    return size > 0 and isinstance(width, int) and width != size + 1
 
 
 def _uncalibrated(s: RuleContext) -> bool:
@@ -44,60 +39,12 @@ def _uncalibrated(s: RuleContext) -> bool:
     return s.asked.speculative_dspark_confidence_sts_path is not None and not read
 
 
-DSPARK_RULES: Final[tuple[Rule, ...]] = (
-    unread(
-        "dspark-unread",
-        "only DSPARK has a block without its known token, and a budget",
-        FLAGS,
-        lambda traits: traits.budgets,
-        "use DSPARK",
-    ),
-    bounded(SIZE, 0, MAX_DRAFTS, "drafts of a block, 0 for the checkpoint's"),
-    Rule(
-        "dspark-block-too-wide",
-        "the draft was trained for its own block size",
-        lambda s: s.traits.budgets and s.asked.speculative_dspark_block_size > _trained(s),
-        lambda s: f"{SIZE} {s.asked.speculative_dspark_block_size} is more than the draft's {_trained(s)}; use less",
-    ),
-    Rule(
-        "dspark-width",
-        "a round verifies the root and the block's drafts",
-        _uncounted,
-        lambda s: (
-            f"speculative_num_draft_tokens {s.asked.speculative_num_draft_tokens} is not {SIZE} "
-            f"{s.asked.speculative_dspark_block_size} + 1, the block's drafts and the root; remove one of them"
-        ),
-    ),
-    Rule(
-        "dspark-without-confidence",
-        "a budget needs to know how likely each draft is",
-        lambda s: s.traits.budgets and budgeted(s) and s.draft is not None and not s.draft.confidence_head,
-        lambda s: (
-            f"{MODE} cap-accept needs a draft with a confidence head, and "
-            f"{s.asked.speculative_draft_model_path} has none; use static"
-        ),
-    ),
-    Rule(
-        "dspark-costs-unused",
-        "static rounds verify every draft",
-        lambda s: s.traits.budgets and s.asked.speculative_dspark_sps_table_path is not None and not budgeted(s),
-        lambda s: f"{COSTS} has no effect with {MODE} static; set cap-accept or remove the table",
-    ),
-    Rule(
-        "dspark-calibration-unused",
-        "only a budget and a threshold read confidences",
-        lambda s: s.traits.budgets and _uncalibrated(s),
-        lambda s: (
-            f"{TEMPERATURES} has no effect with {MODE} static and speculative_confidence_threshold 0; set one of them "
-            "or remove the file"
-        ),
-    ),
-    Rule(
-        "dspark-uncosted",
-        "without costs every draft is worth its verification",
-        lambda s: s.traits.budgets and s.asked.speculative_dspark_verify_mode != "static" and not budgeted(s),
-        lambda s: f"{COSTS} names no table of rates, so every draft is verified",
-        MODE,
-        lambda s: "static",
-    ),
-)
+BROKEN: Final[Conditions] = {
+    "dspark-block-too-wide": lambda s: s.asked.speculative_dspark_block_size > _trained(s),
+    "dspark-width": _uncounted,
+    "dspark-without-confidence": lambda s: budgeted(s) and s.draft is not None and not s.draft.confidence_head,
+    "dspark-costs-unused": lambda s: s.asked.speculative_dspark_sps_table_path is not None and not budgeted(s),
+    "dspark-calibration-unused": _uncalibrated,
+    "dspark-uncosted": lambda s: s.asked.speculative_dspark_verify_mode != "static" and not budgeted(s),
+}
+NAMED: Final[Named] = {"trained": _trained}

@@ -1,23 +1,20 @@
 """The configuration rules: what cannot run is refused, what runs differently is rewritten; nothing else departs.
 
-`resolve` applies the table in order and the first refusal wins; the matrix lifts the same rows as constraints, so a
-cell that the matrix predicts to be refused is refused by the engine with the same message. Every predicate is total.
+A row of `rules.json` has a rule's name, reason and message, and `BROKEN` of this module and those beside it says when
+it applies. `resolve` applies the table in order and the first refusal wins; the matrix lifts the same rows as
+constraints, so a cell that the matrix predicts to be refused is refused by the engine with the same message. Every
+condition is total.
 """
 
-from typing import Final
+import json
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+from typing import Any, Final
 
-from specmatrix.engine.core.config.asked import AUTO
-from specmatrix.engine.core.config.context import Rule, RuleContext, bounded, outside
-from specmatrix.engine.core.config.rules.adaptive import ADAPTING
-from specmatrix.engine.core.config.rules.devices import GRAPHING, SPLITTING
-from specmatrix.engine.core.config.rules.draft import DRAFTING, LAYERING, PAIRING, SHAPES
-from specmatrix.engine.core.config.rules.dspark import DSPARK_RULES
-from specmatrix.engine.core.config.rules.ngram import NGRAM_RULES, TOPK_IS_BREADTH
-from specmatrix.engine.core.config.rules.suffix import SUFFIX_RULES
-from specmatrix.engine.core.draft.algorithms import ALGORITHMS
-
-MAX_PAGE: Final = 256
-MAX_SEED: Final = 2**63 - 1
+from specmatrix.engine.core.config.asked import AUTO, UNASKED
+from specmatrix.engine.core.config.context import Conditions, Named, Rule, RuleContext, Value, outside
+from specmatrix.engine.core.config.rules import adaptive, devices, draft, dspark, ngram, suffix
 
 
 def _page(s: RuleContext) -> int:
@@ -34,148 +31,18 @@ def _uneven_pages(s: RuleContext) -> bool:
     return isinstance(tokens, int) and _page(s) > 0 and tokens != _whole_pages(s)
 
 
+def _within_pages(s: RuleContext) -> bool:
+    """Whether the checkpoints of a recurrent state are not where pages end."""
+    interval = s.asked.state_interval
+    return interval != AUTO and (interval < 0 or interval % max(1, _page(s)) > 0)
+
+
 def _thresholds(s: RuleContext) -> list[tuple[str, float]]:
     named = (
         ("speculative_accept_threshold_single", s.asked.speculative_accept_threshold_single),
         ("speculative_accept_threshold_acc", s.asked.speculative_accept_threshold_acc),
     )
     return [(name, value) for name, value in named if value != 1.0]
-
-
-RULES: Final[tuple[Rule, ...]] = (
-    *DRAFTING,
-    *LAYERING,
-    *ADAPTING,
-    *NGRAM_RULES,
-    *SUFFIX_RULES,
-    *DSPARK_RULES,
-    Rule(
-        name="threshold-inexact",
-        why="the verifier is exact: a looser threshold would change the output",
-        broken=lambda s: bool(_thresholds(s)),
-        message=lambda s: f"{_thresholds(s)[0][0]} must be 1.0, got {_thresholds(s)[0][1]}: the verifier is exact",
-    ),
-    Rule(
-        name="v2-needs-overlap",
-        why="v2 is overlap scheduling",
-        broken=lambda s: s.asked.disable_overlap_schedule and s.asked.spec_version == "v2",
-        message=lambda s: (
-            "spec_version v2 cannot run with disable_overlap_schedule; remove one of them or set spec_version v1"
-        ),
-    ),
-    *PAIRING,
-    bounded("page_size", 1, MAX_PAGE, "supported KV page sizes", unit="tokens"),
-    Rule(
-        name="chunked-prefill-size-range",
-        why="a prefill chunk holds at least one token",
-        broken=lambda s: (
-            isinstance(s.asked.chunked_prefill_size, int)
-            and s.asked.chunked_prefill_size < 1
-            and s.asked.chunked_prefill_size != -1
-        ),
-        message=lambda s: (
-            f"chunked_prefill_size must be at least 1, or -1 for unchunked prefill, got {s.asked.chunked_prefill_size}"
-        ),
-    ),
-    Rule(
-        name="mixed-unsupported",
-        why="a drafter that reads tokens on the host has no draft state that a step of prompts could extend",
-        broken=lambda s: s.asked.enable_mixed_chunk and s.traits.reads_host,
-        message=lambda s: (
-            f"enable_mixed_chunk cannot run with {s.traits.name}, which reads tokens on the host; remove it or use one "
-            f"of {', '.join(t.name for t in ALGORITHMS if not t.reads_host)}"
-        ),
-    ),
-    Rule(
-        name="max-running-requests-range",
-        why="an engine must be able to run at least one request",
-        broken=lambda s: isinstance(s.asked.max_running_requests, int) and s.asked.max_running_requests < 1,
-        message=lambda s: f"max_running_requests must be at least 1, got {s.asked.max_running_requests}",
-    ),
-    Rule(
-        name="context-length-range",
-        why="the model was not trained for positions past its context length",
-        broken=lambda s: outside(s.asked.context_length, 2, s.facts.context_length),
-        message=lambda s: (
-            f"context_length must be between 2 and the model's {s.facts.context_length}, got {s.asked.context_length}"
-        ),
-    ),
-    Rule(
-        name="window-ratio-range",
-        why="windowed layers need KV memory, and never more than the other layers",
-        broken=lambda s: not 0.0 < s.asked.swa_full_tokens_ratio <= 1.0,
-        message=lambda s: f"swa_full_tokens_ratio must be above 0 and at most 1, got {s.asked.swa_full_tokens_ratio}",
-    ),
-    bounded("random_seed", 0, MAX_SEED, "the counter-based generator uses a 63-bit seed"),
-    Rule(
-        name="gpu-missing",
-        why="device cuda needs a visible GPU",
-        broken=lambda s: s.asked.device == "cuda" and s.facts.gpus == 0,
-        message=lambda s: "device cuda needs a GPU, but none is visible; use device cpu",
-    ),
-    *SPLITTING,
-    *GRAPHING,
-    *SHAPES,
-    TOPK_IS_BREADTH,
-    Rule(
-        name="mixed-of-whole-prompts",
-        field="enable_mixed_chunk",
-        why="only steps that read chunks are mixed",
-        broken=lambda s: s.asked.enable_mixed_chunk and s.asked.chunked_prefill_size == -1,
-        message=lambda s: "chunked_prefill_size -1 reads each prompt whole, and only steps that read chunks are mixed",
-        got=lambda s: False,
-    ),
-    Rule(
-        name="interval-of-no-state",
-        why="only recurrent states have checkpoints",
-        broken=lambda s: s.asked.state_interval not in (AUTO, 0) and not s.facts.recurrent,
-        message=lambda s: (
-            f"state_interval {s.asked.state_interval} needs a target with a recurrent state; remove state_interval"
-        ),
-    ),
-    Rule(
-        name="interval-of-whole-pages",
-        why="a checkpoint is kept where a page of KV ends",
-        broken=lambda s: (
-            s.asked.state_interval != AUTO
-            and (s.asked.state_interval < 0 or s.asked.state_interval % max(1, _page(s)) > 0)
-        ),
-        message=lambda s: (
-            f"state_interval must be a multiple of page_size, {_page(s)}, or 0 for no checkpoints, got "
-            f"{s.asked.state_interval}"
-        ),
-    ),
-    Rule(
-        name="window-uncached",
-        field="disable_radix_cache",
-        why="a cached page would lack the KV that sliding-window layers read",
-        broken=lambda s: s.facts.window is not None and not s.asked.disable_radix_cache,
-        message=lambda s: (
-            f"the target has layers with a sliding window of {s.facts.window} tokens, whose pages are freed before a "
-            "prefix could be reused, so nothing is cached"
-        ),
-        got=lambda s: True,
-    ),
-    Rule(
-        name="state-uncached",
-        field="disable_radix_cache",
-        why="a cached prefix is useless without the recurrent state behind it",
-        broken=lambda s: s.facts.recurrent and s.asked.state_interval == 0 and not s.asked.disable_radix_cache,
-        message=lambda s: (
-            "the target has layers with a recurrent state, of which no checkpoint is kept with state_interval 0, so "
-            "nothing is cached"
-        ),
-        got=lambda s: True,
-    ),
-    Rule(
-        name="whole-pages",
-        field="max_total_tokens",
-        why="KV memory is allocated in whole pages",
-        broken=_uneven_pages,
-        message=lambda s: f"KV memory is allocated in pages of {_page(s)} tokens, so the size is rounded down",
-        got=_whole_pages,
-    ),
-)
 
 
 def smallest_pool(s: RuleContext) -> int:
@@ -189,21 +56,93 @@ def smallest_pool(s: RuleContext) -> int:
     return -(-tokens // page) * page
 
 
+PARTS: Final = (draft, adaptive, ngram, suffix, dspark, devices)
+BROKEN: Final[Conditions] = {
+    "threshold-inexact": lambda s: bool(_thresholds(s)),
+    "v2-needs-overlap": lambda s: s.asked.disable_overlap_schedule and s.asked.spec_version == "v2",
+    "chunked-prefill-size-range": lambda s: (
+        s.asked.chunked_prefill_size != -1 and outside(s.asked.chunked_prefill_size, 1, inf)
+    ),
+    "mixed-unsupported": lambda s: s.asked.enable_mixed_chunk and s.traits.reads_host,
+    "max-running-requests-range": lambda s: outside(s.asked.max_running_requests, 1, inf),
+    "context-length-range": lambda s: outside(s.asked.context_length, 2, s.facts.context_length),
+    "window-ratio-range": lambda s: not 0.0 < s.asked.swa_full_tokens_ratio <= 1.0,
+    "gpu-missing": lambda s: s.asked.device == "cuda" and s.facts.gpus == 0,
+    "mixed-of-whole-prompts": lambda s: s.asked.enable_mixed_chunk and s.asked.chunked_prefill_size == -1,
+    "interval-of-no-state": lambda s: s.asked.state_interval not in (AUTO, 0) and not s.facts.recurrent,
+    "interval-of-whole-pages": _within_pages,
+    "window-uncached": lambda s: s.facts.window is not None and not s.asked.disable_radix_cache,
+    "state-uncached": lambda s: s.facts.recurrent and s.asked.state_interval == 0 and not s.asked.disable_radix_cache,
+    "whole-pages": _uneven_pages,
+    "interval-within-a-round": lambda s: 0 < s.integer("state_interval") < s.widest,
+    "pool-too-small": lambda s: s.integer("max_total_tokens") < smallest_pool(s),
+} | {name: broken for part in PARTS for name, broken in part.BROKEN.items()}
+NAMED: Final[Named] = {
+    "page": _page,
+    "whole_pages": _whole_pages,
+    "thresholds": _thresholds,
+    "smallest_pool": smallest_pool,
+    "mixable": lambda s: draft.named(lambda traits: not traits.reads_host),
+} | {name: value for part in PARTS for name, value in part.NAMED.items()}
+
+
+class _Words(dict[str, Any]):
+    """What the names in a message stand for: one of NAMED, a field of the requested configuration, or an attribute of
+    the context."""
+
+    def __init__(self, s: RuleContext) -> None:
+        super().__init__()
+        self._context = s
+
+    def __missing__(self, name: str) -> Any:  # noqa: ANN401 - of any rule
+        if name in NAMED:
+            return NAMED[name](self._context)
+        return getattr(self._context.asked if name in UNASKED else self._context, name)
+
+
+def _rule(row: dict[str, Any]) -> Rule:
+    """A row of the table. of: the trait of the algorithms that it is about. value, or made by the function of a name:
+    what runs instead. low, high, unit: the range of a field; without a unit the message ends with the reason."""
+    name, field, of = row["name"], row.get("field", ""), row.get("of")
+    if "unread" in row:
+        return _unread(row)
+    if "low" in row:
+        low, high, end = row["low"], row["high"], f" {row['unit']}" if "unit" in row else ""
+        text = f"{field} must be between {low} and {high}{end}, got {{{field}}}" + ("" if end else f": {row['why']}")
+        return Rule(name, row["why"], lambda s: outside(getattr(s.asked, field), low, high), _said(text))
+    broken = BROKEN[name]
+    applies = broken if of is None else lambda s: getattr(s.traits, of) and broken(s)
+    return Rule(name, row["why"], applies, _said(row["message"]), field, _instead(row))
+
+
+def _instead(row: dict[str, Any]) -> Callable[[RuleContext], Value] | None:
+    if "value" in row:
+        return lambda s: row["value"]
+    return (lambda s: _Words(s)[row["made"]]) if "made" in row else None
+
+
+def _said(text: str) -> Callable[[RuleContext], str]:
+    return lambda s: text.format_map(_Words(s))
+
+
+def _unread(row: dict[str, Any]) -> Rule:
+    """Refuses fields, or those whose names begin alike, with an algorithm that does not read them. instead: what to do
+    but remove one."""
+    names, of = row["unread"], row["of"]
+    names = names if isinstance(names, list) else [each for each in UNASKED if each.startswith(names)]
+
+    def given(s: RuleContext) -> str | None:
+        return None if getattr(s.traits, of) else next((n for n in names if getattr(s.asked, n) != UNASKED[n]), None)
+
+    def message(s: RuleContext) -> str:
+        field = given(s) or ""
+        value, name = getattr(s.asked, field), s.traits.name
+        return f"{field} {value} has no effect with speculative_algorithm {name}; remove it or {row['instead']}"
+
+    return Rule(row["name"], row["why"], lambda s: given(s) is not None, message)
+
+
+ROWS: Final = json.loads((Path(__file__).parents[1] / "rules.json").read_text(encoding="utf-8"))
+RULES: Final = tuple(_rule(row) for row in ROWS if "late" not in row)
 # Checked last, over the chosen values.
-INTERVAL: Final = Rule(
-    name="interval-within-a-round",
-    why="a round may pass one checkpoint of a recurrent state",
-    broken=lambda s: 0 < s.integer("state_interval") < s.widest,
-    message=lambda s: (
-        f"state_interval must be at least {s.widest}, the nodes of the widest round, got {s.asked.state_interval}"
-    ),
-)
-CAPACITY: Final = Rule(
-    name="pool-too-small",
-    why="the KV pool must hold at least one request",
-    broken=lambda s: s.integer("max_total_tokens") < smallest_pool(s),
-    message=lambda s: (
-        f"max_total_tokens {s.asked.max_total_tokens} is too small for one request: a token and its steps in flight "
-        f"need {smallest_pool(s)} (pages of {s.chosen['page_size']}); use at least that"
-    ),
-)
+LATE: Final = tuple(_rule(row) for row in ROWS if "late" in row)

@@ -7,7 +7,7 @@ import pytest
 from specmatrix.engine.core.config.asked import DraftFacts, EngineConfig
 from specmatrix.engine.core.config.context import RuleContext
 from specmatrix.engine.core.config.resolve import resolve
-from specmatrix.engine.core.config.rules.table import CAPACITY, INTERVAL, RULES
+from specmatrix.engine.core.config.rules.table import BROKEN, LATE, NAMED, ROWS, RULES
 from specmatrix.engine.core.draft.algorithms import Topology, Traits, forget_traits, register_traits
 from specmatrix.errors import ConfigError
 from tests.support.start_configs import HEAD, MODEL, eagle3, facts, standalone
@@ -23,12 +23,17 @@ def test_a_wrong_file_is_refused_even_where_the_depth_would_stay_static():
 
 
 def test_names_are_unique_and_rewrites_name_their_value():
-    assert len({rule.name for rule in RULES}) == len(RULES)
+    assert len({rule.name for rule in (*RULES, *LATE)}) == len(ROWS)
     assert all((rule.got is not None) == (rule.kind == "rewritten") for rule in RULES)
 
 
+def test_every_condition_and_value_belongs_to_a_row():
+    assert BROKEN.keys() == {row["name"] for row in ROWS if not {"low", "unread"} & row.keys()}
+    read = {name for row in ROWS for name in NAMED if f"{{{name}" in row.get("message", "") or row.get("made") == name}
+    assert read == NAMED.keys()
+
+
 def test_a_checkpoint_is_no_nearer_than_the_widest_round():
-    assert INTERVAL.name == "interval-within-a-round"
     kept = resolve(eagle3(7, state_interval=8, max_total_tokens=90), STATED)
     assert (kept.states, kept.state_tokens) == (48 + 11, 8)
     for config in (eagle3(7, state_interval=7), eagle3(**ADAPTIVE, state_interval=7)):
@@ -39,7 +44,6 @@ def test_a_checkpoint_is_no_nearer_than_the_widest_round():
 @pytest.mark.parametrize(("version", "need"), [("v1", 16), ("v2", 32)])
 def test_a_pool_that_holds_no_request_is_refused_at_each_timing(version, need):
     asked = {"speculative_num_steps": 7, "page_size": 16, "spec_version": version}
-    assert CAPACITY.name == "pool-too-small"
     assert resolve(eagle3(max_total_tokens=need, **asked), facts()).num_pages == need // 16
     with pytest.raises(ConfigError, match=rf"{need - 1} is too small for one request: .* need {need} \(pages of 16\)"):
         resolve(eagle3(max_total_tokens=need - 1, **asked), facts())
