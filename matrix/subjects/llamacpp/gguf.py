@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from secrets import token_hex
 from typing import Final
 
 from specmatrix.errors import ConfigError, text_of
+from specmatrix.matrix.subjects.checkpoint_cache import kept
 from specmatrix.matrix.subjects.environment import LLAMACPP, SOURCE
 
 NEEDED: Final = ("torch", "transformers", "yaml", "tqdm", "requests")
@@ -41,27 +40,18 @@ def converted(folder: Path, target: Path | None = None) -> Path:
     ConfigError if the converter refuses it or cannot run.
     """
     place = LLAMACPP.folder()
-    digest = sha256(f"{LLAMACPP.version()}".encode())
-    for one in (folder, *([] if target is None else [target])):
-        for name in ("config.json", "model.safetensors", "tokenizer.json"):
-            if (one / name).is_file():
-                digest.update((one / name).read_bytes())
-    found = place / "gguf" / f"{folder.name}-{digest.hexdigest()[:16]}.gguf"
-    if found.exists():
-        return found
-    if lacking := [name for name in NEEDED if find_spec(name) is None]:
-        raise ConfigError(f"converting {folder} to GGUF needs {', '.join(lacking)}; install specmatrix with `engine`")
-    found.parent.mkdir(exist_ok=True)
-    partial = found.with_name(f".{token_hex(8)}.partial")
-    words = [str(place / SOURCE), str(folder), "--outtype", "f32", "--outfile", str(partial)]
-    words += [] if target is None else ["--target-model-dir", str(target)]
-    try:
+    folders = [folder] if target is None else [folder, target]
+
+    def convert(file: Path) -> None:
+        if lacking := [name for name in NEEDED if find_spec(name) is None]:
+            need = ", ".join(lacking)
+            raise ConfigError(f"converting {folder} to GGUF needs {need}; install specmatrix with `engine`")
+        words = [str(place / SOURCE), str(folder), "--outtype", "f32", "--outfile", str(file)]
+        words += [] if target is None else ["--target-model-dir", str(target)]
         done = subprocess.run(
             [sys.executable, "-c", CONVERT, *words], capture_output=True, encoding="utf-8", errors="replace"
         )
-        if done.returncode or not partial.exists():
+        if done.returncode or not file.exists():
             raise ConfigError(f"llama.cpp's converter refuses {folder}: {text_of(done.stderr[-TAIL:])}")
-        partial.replace(found)
-    finally:
-        partial.unlink(missing_ok=True)
-    return found
+
+    return kept(place / "gguf", f"{LLAMACPP.version()}", folders, ".gguf", convert)

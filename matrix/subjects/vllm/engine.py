@@ -13,7 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from specmatrix.errors import ConfigError, text_of
-from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, Journal, RunningEngine, SubjectRequest
+from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, Journal, SubjectRequest
+from specmatrix.matrix.subjects.stepped import SteppedEngine
 from specmatrix.matrix.subjects.vllm.latent import WIDE, widen
 from specmatrix.matrix.subjects.vllm.lookups import LookupLog, suffix_options
 from specmatrix.matrix.zoo.registry import resolve_path
@@ -89,8 +90,10 @@ class Sent:
         return bool(self.finish) or all(one.finish for one in self.completions.values())
 
 
-class VllmEngine(RunningEngine):
+class VllmEngine(SteppedEngine[Sent]):
     """vLLM's LLMEngine in this process. llm, sampling: in place of vLLM's own, for a replay."""
+
+    title = "vLLM"
 
     def __init__(
         self, command: EngineCommand, llm: Any = None, sampling: Callable[[Mapping[str, Any]], Any] | None = None
@@ -131,18 +134,7 @@ class VllmEngine(RunningEngine):
     def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
         """Run the asks, each once those that it waits for have ended. A refusal by vLLM is an answer; other errors are
         raised."""
-        waiting, sent = list(asks), dict[str, Sent]()
-        while waiting or not all(one.ended for one in sent.values()):
-            ended = {name for name, one in sent.items() if one.ended}
-            due = [ask for ask in waiting if ended.issuperset(ask.after)]
-            waiting = [ask for ask in waiting if ask not in due]
-            sent |= {ask.id: self._send(ask) for ask in due}
-            self._abort(sent.values())
-            if self.llm.has_unfinished_requests():
-                self._step(sent)
-            elif not due and ended.issuperset(name for name, one in sent.items() if one.ended):
-                stuck = [ask.id for ask in waiting] or [name for name, one in sent.items() if not one.ended]
-                raise RuntimeError(f"vLLM has no unfinished request, but {stuck[0]} has not ended")
+        sent = self.run(asks)
         for one in sent.values():
             self._read(one)
         answers = [_answer(sent[ask.id], drafts="speculative_config" in self._command.flags) for ask in asks]
@@ -226,7 +218,7 @@ class VllmEngine(RunningEngine):
         (place / CONFIG).write_text(json.dumps({**found, "architectures": [self._command.variant]}), encoding="utf-8")
         return str(place)
 
-    def _send(self, ask: SubjectRequest) -> Sent:
+    def send(self, ask: SubjectRequest) -> Sent:
         """Add an ask. vLLM refuses n > 1 where tokens are not drawn, so these completions are requests of their own."""
         count = int(ask.fields.get("n", 1))
         alone = count > 1 and not ask.fields["temperature"]
@@ -252,14 +244,16 @@ class VllmEngine(RunningEngine):
             if one.output is not None:
                 one.text = self.llm.get_tokenizer().decode(list(one.output.token_ids), skip_special_tokens=True)
 
-    def _abort(self, sent: Any) -> None:
-        for one in sent:
-            after = one.ask.abort_after
-            if after is not None and not one.ended and one.completions[0].tokens >= after:
-                self.llm.abort_request(list(one.ids))
-                one.finish = "abort"
+    def abort(self, sent: Sent) -> None:
+        after = sent.ask.abort_after
+        if after is not None and not sent.ended and sent.completions[0].tokens >= after:
+            self.llm.abort_request(list(sent.ids))
+            sent.finish = "abort"
 
-    def _step(self, sent: Mapping[str, Sent]) -> None:
+    def busy(self) -> bool:
+        return bool(self.llm.has_unfinished_requests())
+
+    def step(self, sent: Mapping[str, Sent]) -> None:
         """One step of the engine."""
         owners = {name: (one, place) for one in sent.values() for place, name in enumerate(one.ids)}
         for output in self.llm.step():
