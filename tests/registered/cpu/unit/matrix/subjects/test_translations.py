@@ -81,7 +81,8 @@ def found(law: Law) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["transformers", "transformers-dynamic", "transformers-early-exit", "vllm", "vllm-suffix", "llamacpp"]
+    "name",
+    ["transformers", "transformers-dynamic", "transformers-early-exit", "vllm", "vllm-suffix", "llamacpp", "openvino"],
 )
 def test_own_foreign_subjects_translate_every_request_field(name: str):
     for law in islice(check_contract(load_subject(name)), 2):

@@ -1,0 +1,1 @@
+"""OpenVINO GenAI as a subject, step by step on a CPU."""

@@ -1,0 +1,180 @@
+"""Translates cells into OpenVINO GenAI's SchedulerConfig and GenerationConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from specmatrix.matrix.subjects.environment import OPENVINO
+from specmatrix.matrix.subjects.limits import (
+    AxisLimit,
+    chain_depth,
+    chains_only,
+    declared,
+    obstacle,
+    untranslated,
+)
+from specmatrix.matrix.subjects.protocol import (
+    AcceptanceRule,
+    Capability,
+    EngineCommand,
+    Profile,
+    RunningEngine,
+    Subject,
+    SubjectRequest,
+    Unsupported,
+)
+from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.zoo.registry import eos_ids
+
+if TYPE_CHECKING:
+    from specmatrix.matrix.cells.cell import Cell
+    from specmatrix.matrix.workloads.prepared_cell import PreparedCell
+
+COMPLETIONS: Final = "OpenVINO GenAI draws several completions of a request only without drafts"
+BLOCK: Final = 32
+# A prompt of the matrix fits in one step of this size.
+WHOLE: Final = 8192
+LOOKUP: Final = 2
+# Tokens before which a text may not end, although its answer has: in place of a biased EOS.
+LATE: Final = 90
+# Fields of a request that are read here; a new one with another value than its default is unsupported until it is.
+READ: Final = frozenset(
+    {
+        *("name", "prompt", "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "n"),
+        *("stop_token_ids", "ignore_eos", "min_new_tokens", "no_stop_trim", "stream", "answer", "after"),
+        *("abort_after", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "top_logprobs"),
+    }
+)
+# Fields that are sent if they differ from their default, under OpenVINO's names.
+EQUAL: Final[Mapping[str, str]] = {
+    "stop": "stop_strings",
+    "min_new_tokens": "min_new_tokens",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "min_p": "min_p",
+    "top_p": "top_p",
+    "n": "num_return_sequences",
+}
+
+
+class OpenVinoSubject(Subject):
+    """OpenVINO GenAI's continuous batching, on one thread of a CPU, float32."""
+
+    name = "openvino"
+    profile = Profile(
+        capabilities=frozenset({Capability.TOKEN_IDS, Capability.ROUNDS, Capability.ABORT, Capability.ARRIVAL}),
+        cannot={
+            Capability.LOGPROBS: "it reports no alternatives, and scores before temperature and rules",
+            Capability.SAMPLED_IDENTITY: "it samples by rejection, so its sampled tokens depend on the drafts",
+            Capability.SESSIONS: "OpenVINO GenAI has no sessions",
+            Capability.TOTALS: "its steps report no drafts, but only what was accepted",
+            Capability.PREEMPTIONS: "it does not report which requests lost their KV",
+            Capability.READBACK: "its pipeline reports none of its SchedulerConfig",
+        },
+        acceptance={
+            "": AcceptanceRule("reject", "a draft model samples if do_sample is true"),
+            "ngram": AcceptanceRule("match", "a lookup has no distribution, so its drafts are compared with draws"),
+        },
+    )
+
+    def version(self) -> str | None:
+        return OPENVINO.version()
+
+    def python(self) -> str:
+        return OPENVINO.python()
+
+    def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
+        """The matrix's requests without the rules that OpenVINO GenAI has not, and with one completion beside drafts.
+        Where the matrix makes EOS likely as soon as it is allowed, it is banned until behind the answer."""
+        found = super().requests(cell, seed)
+        if cell.sampling != "rules" and cell.finish != "stops":
+            return found
+        return [
+            replace(
+                one,
+                n=one.n if one.temperature and cell.algorithm == "none" else 1,
+                min_new_tokens=min(LATE, one.max_new_tokens) if one.min_new_tokens else 0,
+                logit_bias=(),
+                bad_words_ids=(),
+                allowed_token_ids=None,
+                prompt_logprobs=-1,
+            )
+            for one in found
+        ]
+
+    def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
+        """Flags are those of SchedulerConfig, and what drafts need of GenerationConfig; fields of an ask are
+        GenerationConfig's, less `stream` and `no_stop_trim`."""
+        cell = prepared.cell
+        if reason := obstacle(cell, self.limits(), _unread(prepared)):
+            return Unsupported(reason)
+        asks = tuple(_ask(request, cell.target) for request in prepared.requests)
+        return EngineCommand(_flags(cell), prepared.checkpoints, asks)
+
+    def start(self, command: EngineCommand) -> RunningEngine:
+        """Convert the checkpoints and start the pipeline. ConfigError if it refuses them."""
+        from specmatrix.matrix.subjects.openvino.engine import OpenVinoEngine
+
+        return OpenVinoEngine(command)
+
+    def limits(self) -> tuple[AxisLimit, ...]:
+        return (*declared("openvino"), *chains_only("OpenVINO GenAI"))
+
+
+def _flags(cell: Cell) -> dict[str, Any]:
+    """What all requests of a start share."""
+    flags: dict[str, Any] = {
+        "enable_prefix_caching": cell.prefix_cache == "on",
+        "max_num_batched_tokens": WHOLE if cell.prefill_chunk == "off" else int(cell.prefill_chunk),
+    }
+    if cell.slots != "auto":
+        flags["max_num_seqs"] = int(cell.slots)
+    if cell.memory != "ample":
+        flags["num_kv_blocks"] = -(-cell.memory_tokens // BLOCK)
+    if cell.algorithm != "none":
+        flags["num_assistant_tokens"] = chain_depth(cell)
+    if cell.algorithm == "ngram":
+        flags["max_ngram_size"] = LOOKUP
+    return flags
+
+
+def _unread(prepared: PreparedCell) -> Iterator[str]:
+    """Yield a reason for each request field or behaviour that cannot be translated."""
+    for request in prepared.requests:
+        if request.n > 1 and (prepared.cell.algorithm != "none" or not request.temperature):
+            yield COMPLETIONS
+    yield from untranslated(prepared.requests, READ)
+
+
+def _ask(request: RequestSpec, target: str) -> SubjectRequest:
+    from specmatrix.matrix.workloads.questions import prompt_ids
+
+    # An EOS that is ignored beside stop tokens is none of them, as OpenVINO's ignore_eos ignores all.
+    ends = sorted({*request.stop_token_ids, *(() if request.ignore_eos else eos_ids(target))})
+    stops = ends or sorted(eos_ids(target))
+    values: dict[str, Any] = {
+        "max_new_tokens": request.max_new_tokens,
+        "stop_token_ids": stops,
+        "eos_token_id": stops[0],
+        "ignore_eos": not ends,
+        "do_sample": request.temperature > 0,
+        "stream": request.stream,
+        "no_stop_trim": request.no_stop_trim,
+    }
+    if request.stop:  # the adapter cuts the text, and the tokens keep the stop
+        values["include_stop_str_in_output"] = True
+    if request.seed is not None:
+        values["rng_seed"] = request.seed
+    if request.temperature:
+        values["temperature"] = request.temperature
+        if request.top_k > 0:
+            values["top_k"] = request.top_k
+    elif not request.ruled:
+        values["logprobs"] = 1
+    for name, value in request.changed.items():
+        if name in EQUAL:
+            values[EQUAL[name]] = list(value) if isinstance(value, tuple) else value
+    return SubjectRequest(request.name, prompt_ids(request), values, request.after, request.abort_after)
