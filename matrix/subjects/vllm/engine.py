@@ -41,6 +41,8 @@ PARTS: Final = (
 )
 CONFIG: Final = "config.json"
 EVERY: Final = -1
+# Flags of later versions only, without which the same tokens are computed.
+LATER: Final = ("per_request_spec_decode_metrics",)
 ENDS: Final = ("stop", "length")
 SUFFIX: Final = "suffix"
 
@@ -98,7 +100,7 @@ class VllmEngine(SteppedEngine[Sent]):
     def __init__(
         self, command: EngineCommand, llm: Any = None, sampling: Callable[[Mapping[str, Any]], Any] | None = None
     ) -> None:
-        self._command = command
+        self._command = command if llm is not None else _known(command)
         self._folder: TemporaryDirectory[str] | None = None
         self.llm = self._started() if llm is None else llm
         self._sampling = _sampling_params if sampling is None else sampling
@@ -113,9 +115,11 @@ class VllmEngine(SteppedEngine[Sent]):
 
     @property
     def resolved(self) -> Mapping[str, Any]:
-        """Precision, seed and the shape of a draft. The depth of a lookup differs from round to round."""
-        flags = self._command.flags
-        spec, known = flags.get("speculative_config"), {"dtype": flags["dtype"], "random_seed": flags["seed"]}
+        """Precision, seed, model runner and the shape of a draft. The depth of a lookup differs from round to round."""
+        flags, config = self._command.flags, self.llm.vllm_config
+        runner = "v2" if getattr(config, "use_v2_model_runner", False) else "v1"
+        known = {"dtype": flags["dtype"], "random_seed": flags["seed"], "model_runner": runner}
+        spec = flags.get("speculative_config")
         if spec is None:
             return known
         depth = spec["num_speculative_tokens"]
@@ -123,7 +127,7 @@ class VllmEngine(SteppedEngine[Sent]):
         shape = known | {"num_steps": steps, "topk": 1, "num_draft_tokens": depth + 1}
         if self._lookups is None:
             return shape
-        scheduler = self.llm.vllm_config.scheduler_config
+        scheduler = config.scheduler_config
         return shape | {
             "ngram": None,
             "suffix": suffix_options(self.llm),
@@ -279,6 +283,14 @@ def _sampling_params(fields: Mapping[str, Any]) -> Any:
     if "bad_words_token_ids" in fields:  # vLLM takes words; these are what it makes of them
         found._bad_words_token_ids = [list(word) for word in fields["bad_words_token_ids"]]
     return found
+
+
+def _known(command: EngineCommand) -> EngineCommand:
+    """A command without the flags of later versions than the installed one."""
+    from vllm import EngineArgs
+
+    flags = {flag: value for flag, value in command.flags.items() if flag not in LATER or hasattr(EngineArgs, flag)}
+    return replace(command, flags=flags)
 
 
 def _running(config: Any, flag: str) -> Any:

@@ -58,6 +58,8 @@ VARIANTS: Final = {
     **dict.fromkeys(("deepseek-mini", "qwen3next-mini", "qwen35-mini"), WIDE),
 }
 OFFLINE: Final = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+# Several engines share a GPU.
+SMALL_POOL: Final = {"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 1 << 30}
 ONE_THREAD: Final = {"VLLM_CPU_OMP_THREADS_BIND": "0", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 # vLLM's names of the kinds of grammars, in StructuredOutputsParams.
 GRAMMARS: Final = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
@@ -194,6 +196,8 @@ class VllmSubject(Subject):
             flags["enforce_eager"] = True
             if _latent(cell):  # a CPU with AMX would take a kernel for bfloat16
                 flags["attention_backend"] = "CPU_MLA"
+        else:
+            flags |= SMALL_POOL
         if cell.ranks > 1:
             flags["tensor_parallel_size"] = cell.ranks
         if cell.prefill_chunk != "off":

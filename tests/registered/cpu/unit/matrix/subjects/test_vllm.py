@@ -263,7 +263,7 @@ def test_the_running_values_are_read_from_the_configuration():
         "attention_config": {"backend": Backend.CPU_MLA},
         "speculative_config": {"method": "eagle3", "num_speculative_tokens": 2},
     }
-    held = {name: SimpleNamespace(**values) for name, values in parts.items()}
+    held: dict[str, object] = {name: SimpleNamespace(**values) for name, values in parts.items()}
     llm = SimpleNamespace(vllm_config=SimpleNamespace(**held))
     found = VllmEngine(one, llm).readback()
     wrong = {name: value for name, value in found.items() if value != one.flags[name]}
@@ -273,7 +273,10 @@ def test_the_running_values_are_read_from_the_configuration():
     latent = VllmSubject().translate(prepare(Cell.from_id("none.deepseek")))
     assert isinstance(latent, EngineCommand)
     assert VllmEngine(latent, llm).readback()["attention_backend"] == "CPU_MLA"
-    assert VllmEngine(translated("none.qwen35.pair"), llm).resolved == {"dtype": "bfloat16", "random_seed": 17}
+    held["use_v2_model_runner"] = True
+    llm = SimpleNamespace(vllm_config=SimpleNamespace(**held))
+    found = VllmEngine(translated("none.qwen35.pair"), llm).resolved
+    assert found == {"dtype": "bfloat16", "random_seed": 17, "model_runner": "v2"}
 
 
 def test_scores_are_those_after_the_temperature():
