@@ -35,14 +35,11 @@ PLACES: Final = {
     "tensor_parallel_size": "tensor_parallel_size",
     "attention_backend": "backend",
 }
-PARTS: Final = (
-    *("model_config", "cache_config", "scheduler_config", "parallel_config", "observability_config"),
-    "attention_config",
-)
+PARTS: Final = (*("model_config", "cache_config", "scheduler_config", "parallel_config", "attention_config"),)
 CONFIG: Final = "config.json"
 EVERY: Final = -1
-# Flags of later versions only, without which the same tokens are computed.
-LATER: Final = ("per_request_spec_decode_metrics",)
+# What drafts are observed with, in versions that have it; no token depends on it.
+METRICS: Final = "per_request_spec_decode_metrics"
 ENDS: Final = ("stop", "length")
 SUFFIX: Final = "suffix"
 
@@ -100,7 +97,7 @@ class VllmEngine(SteppedEngine[Sent]):
     def __init__(
         self, command: EngineCommand, llm: Any = None, sampling: Callable[[Mapping[str, Any]], Any] | None = None
     ) -> None:
-        self._command = command if llm is not None else _known(command)
+        self._command = command
         self._folder: TemporaryDirectory[str] | None = None
         self.llm = self._started() if llm is None else llm
         self._sampling = _sampling_params if sampling is None else sampling
@@ -187,6 +184,7 @@ class VllmEngine(SteppedEngine[Sent]):
         if spec := flags.get("speculative_config"):
             model = {"model": self._draft(models["draft"])} if "draft" in models else {}
             flags["speculative_config"] = {**spec, **model}
+            flags |= {METRICS: "detailed"} if hasattr(EngineArgs, METRICS) else {}
         try:
             arguments = EngineArgs(model=self._target(models["target"]), disable_log_stats=False, **flags)
             return LLMEngine.from_engine_args(arguments)
@@ -283,14 +281,6 @@ def _sampling_params(fields: Mapping[str, Any]) -> Any:
     if "bad_words_token_ids" in fields:  # vLLM takes words; these are what it makes of them
         found._bad_words_token_ids = [list(word) for word in fields["bad_words_token_ids"]]
     return found
-
-
-def _known(command: EngineCommand) -> EngineCommand:
-    """A command without the flags of later versions than the installed one."""
-    from vllm import EngineArgs
-
-    flags = {flag: value for flag, value in command.flags.items() if flag not in LATER or hasattr(EngineArgs, flag)}
-    return replace(command, flags=flags)
 
 
 def _running(config: Any, flag: str) -> Any:

@@ -44,7 +44,11 @@ def translated(cell: str, tier: str = "cpu", **more: object) -> EngineCommand | 
 
 def test_a_gpu_has_smaller_blocks_ranks_and_graphs_and_warm_scores_need_all():
     """The rest is in the golden translations."""
-    assert translated("none.deepseek.p4", "gpu1") == Unsupported(BLOCKS)
+    assert translated("none.p4", "gpu1") == Unsupported(BLOCKS)
+    latent = Unsupported("vLLM's latent attention takes no float32 on a GPU")
+    assert translated("none.deepseek", "gpu1") == latent
+    alone = translated("none.pair", "gpu1")
+    assert alone.flags["kv_cache_memory_bytes"] == 2**30 and alone.environment["TRITON_F32_DEFAULT"] == "ieee"
     ranks = translated("none.tp2.pair", "gpu2").flags
     assert (ranks["tensor_parallel_size"], ranks["block_size"]) == (2, 16) and "enforce_eager" not in ranks
     assert translated("none", logprobs=True, temperature=0.5).asks[0].fields["logprobs"] == -1
@@ -259,7 +263,6 @@ def test_the_running_values_are_read_from_the_configuration():
         "cache_config": {"block_size": 64, "enable_prefix_caching": False, "num_gpu_blocks": 7},
         "scheduler_config": {},
         "parallel_config": {},
-        "observability_config": {"per_request_spec_decode_metrics": "detailed"},
         "attention_config": {"backend": Backend.CPU_MLA},
         "speculative_config": {"method": "eagle3", "num_speculative_tokens": 2},
     }
