@@ -22,11 +22,12 @@ MAX_TRIANGLE: Final = {"cpu": 1024, "cuda": 4096}
 
 class HostTokens(NamedTuple):
     """What the host knows of a row's text. key: an id that no other text has; tokens: the whole text, which begins with
-    `prompt` tokens of the prompt."""
+    `prompt` tokens of the prompt. nodes: the most that the row may verify."""
 
     key: int
     tokens: tuple[int, ...]
     prompt: int
+    nodes: int
 
 
 class VerifyResult(NamedTuple):
@@ -107,7 +108,8 @@ class StepBatch:
             start = torch.where(given < 0, start, given)
             lengths = integers([r.width for r in plan.rows], device)
         width, padded_kv_len = plan.width, table.pad_kv_len(plan.bound)
-        known = () if plan.prefill else tuple([HostTokens(r.rid, r.tokens, r.prompt) for r in plan.rows if r.tokens])
+        told = [r for r in plan.rows if r.tokens and not plan.prefill]
+        known = tuple([HostTokens(r.rid, r.tokens, r.prompt, r.width) for r in told])
         generations = None if table.writers is None else integers([r.generation for r in plan.rows], device)
         slots = table.read(rows, padded_kv_len)
         given = (rows, start, root, width, padded_kv_len, slots, lengths, known, relay, generations, plan.greedy)
@@ -128,6 +130,11 @@ class StepBatch:
         start, root = relay.lengths_and_roots(rows)
         slots = table.read(rows, padded_kv_len)
         return cls(rows, start, root, width, padded_kv_len, slots, None, (), relay, generations, greedy)
+
+    def narrow(self, width: int) -> None:
+        """Take only the first `width` nodes of each row, before anything of the round was computed."""
+        self.width, self._causal = width, None
+        self.positions, self.write = self.positions[:, :width], self.write[:, :width]
 
     def shorten(self, lengths: Tensor) -> None:
         """Verify only the first `lengths` [B] nodes of each row in this round. A position past them writes to the

@@ -73,7 +73,8 @@ class DraftHooks(Protocol):
         ...
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
-        """A tree for each request, from the state in the relay."""
+        """A tree for each request, from the state in the relay. A drafter of the host's tokens may `narrow` the batch
+        to its widest tree."""
         ...
 
     def absorb(self, batch: StepBatch, verdict: VerifyResult, aux: Tensor | None) -> DraftState | None:

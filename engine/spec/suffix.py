@@ -20,7 +20,7 @@ from specmatrix.engine.spec.none import StatelessDrafter
 
 @dataclass(eq=False)
 class SuffixDrafter(StatelessDrafter):
-    """Chains of up to `steps` drafts, padded to the round's width; `rows`: the most running requests."""
+    """Chains of up to `steps` drafts, padded to the longest of the round; `rows`: the most running requests."""
 
     traits: Traits
     options: SuffixOptions
@@ -34,9 +34,10 @@ class SuffixDrafter(StatelessDrafter):
         self.readers, self.forget = self.cache.readers, self.cache.forget
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
-        width, device = batch.width, batch.root.device
-        # The whole draft decides which of several is best, so that a row's drafts do not depend on the others' room.
-        drafts = [self.cache.draft(*known, self.steps)[: width - 1] for known in batch.known]
+        # The whole draft decides which of several is best, so that a row's drafts do not depend on its room.
+        drafts = [self.cache.draft(*text, self.steps)[: nodes - 1] for *text, nodes in batch.known]
+        batch.narrow(width := 1 + max(map(len, drafts)))
+        device = batch.root.device
         padded = [token for draft in drafts for token in (0, *draft, *[0] * (width - 1 - len(draft)))]
         tokens = torch.cat((batch.root, integers(padded, device).view(len(drafts), width)[:, 1:]), 1)
         return shared_chain(tokens, None, integers([1 + len(draft) for draft in drafts], device))

@@ -15,8 +15,8 @@ from specmatrix.matrix.zoo.recipes import RECIPES
 class DraftShape(NamedTuple):
     """How a drafter works. kind: "none", "token" (a forward per depth), "layers" (one layer per depth), "parallel" (one
     forward with a mask token per further depth), "block" (the root and a row for each draft), "anchored" (a row for
-    each draft, the first of which is the root's), or "own" (a user's drafter with weights, whose forwards cannot be
-    predicted). steps: of the deepest round."""
+    each draft, the first of which is the root's), "suffix" (no forward, and rounds as wide as the longest draft), or
+    "own" (a user's drafter with weights, whose forwards cannot be predicted). steps: of the deepest round."""
 
     kind: str
     steps: int
@@ -28,7 +28,7 @@ class DraftShape(NamedTuple):
         """The shape of a cell's algorithm as it was resolved."""
         traits = algorithm(cell.algorithm)
         kind = "own" if cell.own_traits is not None else "block" if traits.block else "token"
-        kind = kind if traits.needs_draft_model else "none"
+        kind = kind if traits.needs_draft_model else "suffix" if traits.suffix_trees else "none"
         heads = RECIPES[cell.draft].heads if kind == "block" and cell.draft else None
         if heads is not None and heads.from_anchor:
             kind = "anchored"
@@ -42,7 +42,7 @@ class DraftShape(NamedTuple):
 
 def draft_forwards(shape: DraftShape, prefill: bool, requests: int, width: int) -> list[tuple[int, int]]:
     """(requests, tokens of each) of every draft forward of a step that is `width` positions wide."""
-    if shape.kind == "none":
+    if shape.kind in ("none", "suffix"):
         return []
     if shape.kind == "layers":
         # The layers recompute the positions that were based on drafts.
@@ -74,7 +74,7 @@ def graph_batch(requests: int) -> int:
 def needless_forwards(step: NeededStep, ran: StepForwards, shape: DraftShape, spare: SparePositions) -> str:
     """A sentence if a step's forwards differ from those needed, else ""."""
     kind = "prefill" if step.prefill else "round"
-    requests, width = len(step.rows), step.width
+    requests, width = len(step.rows), ran.verified if shape.kind == "suffix" and not step.prefill else step.width
     needed, most = step.end, spare.eager
     if spare.graph is not None and not step.prefill:
         if not ran.target:

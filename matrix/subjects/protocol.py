@@ -168,13 +168,15 @@ class Moment(NamedTuple):
 class StepForwards(NamedTuple):
     """The forwards of one launched step. at: number of journal entries before its launch. read: KV positions that the
     target reads for each request. target, draft: (requests, tokens of each) of every forward of the networks. logits:
-    number of positions for which the target computes logits."""
+    number of positions for which the target computes logits. verified: of a round at lag 0 with a length per row, the
+    nodes of the longest."""
 
     at: int
     read: int
     target: tuple[tuple[int, int], ...]
     draft: tuple[tuple[int, int], ...]
     logits: int = 0
+    verified: int = 0
 
 
 class Budgeted(NamedTuple):

@@ -80,6 +80,8 @@ class WorkRecorder:
 
         def noted_collect(handle: Any) -> object:  # noqa: ANN401 - of any executor
             result: StepResult = collect(handle)
+            if result.lengths is not None:
+                self._forwards[-1] = self._forwards[-1]._replace(verified=max(result.lengths))
             if result.confidences is not None and result.lengths is not None:
                 rows = tuple(row.rid for row in handle.plan.rows)
                 rooms = tuple(self._room(rid) for rid in rows)

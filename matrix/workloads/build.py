@@ -219,13 +219,11 @@ def _chosen(cell: Cell, count: int, seed: int) -> list[tuple[str, int]]:
 
 
 def _in_wave(cell: Cell, wave: int, place: int, seed: int) -> RequestSpec:
-    index = (seed * 5 + 7 * wave + place) % ORACLE_PROMPTS
-    return replace(
-        _ask(cell, f"q{index}", index, place, seed, 0),
-        name=f"w{wave}.{place}",
-        max_new_tokens=9 + place % 5,
-        renewal=RENEWALS.get(wave, ""),
-    )
+    index, most = (seed * 5 + 7 * wave + place) % ORACLE_PROMPTS, 9 + place % 5
+    asked = _ask(cell, f"q{index}", index, place, seed, 0)
+    least = min(most, asked.min_new_tokens)
+    name, renewal = f"w{wave}.{place}", RENEWALS.get(wave, "")
+    return replace(asked, name=name, max_new_tokens=most, min_new_tokens=least, renewal=renewal)
 
 
 def _ask(cell: Cell, name: str, index: int, place: int, seed: int, limit: int) -> RequestSpec:

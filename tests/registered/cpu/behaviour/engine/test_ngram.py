@@ -56,7 +56,7 @@ def test_the_corpus_never_fills_more_than_its_budget(zoo, tmp_path):
     path.write_text(json.dumps([5, 6, 7, 8, 9, 10, 11, 12] * 2), encoding="utf-8")
     llm = start_engine(zoo, speculative_ngram_external_corpus_path=str(path), speculative_ngram_external_sam_budget=3)
     drafter = llm.loop.executor.drafter
-    draft = drafter._draft(drafter._read(HostTokens(-1, (5, 6, 7), 3)), 12)
+    draft = drafter._draft(drafter._read(HostTokens(-1, (5, 6, 7), 3, 12)), 12)
     assert draft.tokens[1:4] == [8, 9, 10] and draft.parents[1:4] == [0, 1, 2] and draft.tokens[4] != 11
 
 

@@ -109,8 +109,8 @@ def test_host_tokens_come_row_by_row_in_rounds_only():
     relay, table = world()
     rows = (plan_row(9, 2, 3, 8, tokens=(1, 2), prompt=1), plan_row(8, 1, 3, 5, tokens=(3,)))
     assert StepBatch.of(StepPlan(prefill=False, rows=rows, greedy=True), relay, table).known == (
-        HostTokens(9, (1, 2), 1),
-        HostTokens(8, (3,), 0),
+        HostTokens(9, (1, 2), 1, 3),
+        HostTokens(8, (3,), 0, 3),
     )
     untold = (plan_row(9, 2, 3, 8), plan_row(8, 1, 3, 5))
     assert StepBatch.of(StepPlan(prefill=False, rows=untold, greedy=True), relay, table).known == ()

@@ -134,6 +134,18 @@ def test_a_prefill_with_the_logits_of_too_many_or_too_few_positions_fails(measur
         assert (outcome.state, outcome.message) == (State.FAIL, f"launch 0: a {text}")
 
 
+def test_a_round_of_suffix_decoding_is_as_wide_as_its_longest_draft(measured):
+    cell = "suffix.mixed_lengths.mixed"
+    forwards = measured(cell).run.work.forwards
+    place = next(place for place, one in enumerate(forwards) if one.verified > 1)
+    ((requests, width),) = forwards[place].target
+    assert 1 < width < max(one.verified for one in forwards) and judged(measured, cell).state is State.PASS
+    padded = forwards[place]._replace(target=((requests, width + 1),))
+    outcome = judged(measured, cell, forwards=(*forwards[:place], padded, *forwards[place + 1 :]))
+    text = f"round of {requests} requests by {width} runs target forwards {requests} x {width + 1}"
+    assert (outcome.state, outcome.message) == (State.FAIL, f"launch {place}: a {text}")
+
+
 def test_rounds_as_graphs_are_padded_and_read_in_larger_multiples(measured):
     """The oracle's padded batch is the engine's; only rounds are, and only where graphs are on."""
     assert [graph_batch(size) for size in range(1, 65)] == [padded(size) for size in range(1, 65)]
