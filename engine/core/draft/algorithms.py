@@ -31,7 +31,7 @@ class Traits:
     """Everything the engine needs to know about an algorithm.
 
     name: the value of --speculative-algorithm, upper case.
-    summary: one line for the README table and the command line.
+    summary: one line for the table of `docs/engine.md` and the command line.
     topology: ROOT proposes nothing, CHAIN one token per depth, TREE up to topk per node.
     own_kv: the drafter writes its own KV for every committed token.
     needs_hidden: the drafter reads hidden states captured from the target.

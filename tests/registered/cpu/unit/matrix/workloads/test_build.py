@@ -158,15 +158,20 @@ def test_cells_of_many_questions_have_texts_up_to_the_end_of_the_context_one_aft
     assert build.far_lengths(rules._replace(finish="eos")) == build.far_lengths(rules._replace(context="short")) == ()
 
 
-@pytest.mark.parametrize(
-    "name", ["eagle3.parallel.pair", "dflash.dflash2.pair", "dspark.reject.rnn.pair.mixed", "suffix"]
+CROWDED = (
+    *("eagle3.parallel.pair", "dflash.dflash2.pair", "dspark.reject.rnn.pair.mixed"),
+    *("suffix.mixed_lengths.mixed", "suffix.s3.sync.nocache.c32.mixed_lengths.stops"),
 )
+
+
+@pytest.mark.parametrize("name", CROWDED)
 def test_drafters_without_waves_have_a_crowd(name):
-    cell = Cell.from_id(f"{name}.mixed_lengths.mixed" if name == "suffix" else name)
+    cell = Cell.from_id(name)
     found = build.workload(cell, 0)
     crowd = [one for one in found if one.name[0] == "w"]
     others = tuple(one.name for one in found if one not in crowd)
     assert len(crowd) == 20 and {one.after for one in crowd} == {others} and {one.temperature for one in crowd} == {0}
+    assert all(one.min_new_tokens <= one.max_new_tokens < 14 for one in crowd)
     less = {"context": "short"}, {"memory": "tight"}, {"session": "streaming"}
     others = Cell.from_id("eagle3.pair"), *(cell._replace(**values) for values in less)
     assert not any(one.name[0] == "w" for other in others for one in build.workload(other, 0))
