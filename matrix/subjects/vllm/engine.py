@@ -4,6 +4,7 @@ where this package's dependencies are not installed."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -81,6 +82,7 @@ class Sent:
     ids: tuple[str, ...]
     completions: dict[int, Running]
     last: Any = None
+    preempted: int = 0
     finish: str = ""
     refusal: str = ""
 
@@ -100,6 +102,7 @@ class VllmEngine(SteppedEngine[Sent]):
         self._command = command
         self._folder: TemporaryDirectory[str] | None = None
         self.llm = self._started() if llm is None else llm
+        self.preempted = count_preemptions(self.llm) if llm is None else Counter[str]()
         self._sampling = _sampling_params if sampling is None else sampling
         self._sent = 0
         spec = command.flags.get("speculative_config") or {}
@@ -138,6 +141,7 @@ class VllmEngine(SteppedEngine[Sent]):
         sent = self.run(asks)
         for one in sent.values():
             self._read(one)
+            one.preempted = sum(self.preempted[name] for name in one.ids)
         answers = [_answer(sent[ask.id], drafts="speculative_config" in self._command.flags) for ask in asks]
         return answers if self._lookups is None else [self._heard(sent[one.name], one) for one in answers]
 
@@ -267,6 +271,21 @@ class VllmEngine(SteppedEngine[Sent]):
                 one.completions[completion.index + place].saw(completion)
 
 
+def count_preemptions(llm: Any) -> Counter[str]:
+    """Preemptions from now on, by the name that a request was sent under, as its scheduler makes them: answers of
+    versions before 0.29 do not tell them."""
+    counts, scheduler = Counter[str](), llm.engine_core.engine_core.scheduler
+    real = scheduler._preempt_request
+
+    def preempt(request: Any, *given: Any) -> Any:
+        # vLLM adds random digits, and the number of a completion before it.
+        counts[request.request_id.partition("-")[0].rpartition("_")[2]] += 1
+        return real(request, *given)
+
+    scheduler._preempt_request = preempt
+    return counts
+
+
 def _sampling_params(fields: Mapping[str, Any]) -> Any:
     from vllm import SamplingParams
 
@@ -318,7 +337,7 @@ def _completion(sent: Sent, one: Running, drafts: bool) -> Answer:
         )
     logprobs, top = _scores(ask, output, ids)
     prompt, prompt_top = _prompt_scores(ask, last)
-    stats = getattr(last, "metrics", None)
+    told = getattr(getattr(last, "metrics", None), "num_preemptions", None)
     return Answer(
         ask.id,
         ask.input_ids,
@@ -330,7 +349,7 @@ def _completion(sent: Sent, one: Running, drafts: bool) -> Answer:
         one.rounds if drafts else (),
         logprobs=logprobs,
         top_logprobs=top,
-        retractions=int(getattr(stats, "num_preemptions", 0) or 0),
+        retractions=sent.preempted if told is None else int(told),
         pieces=tuple(dict.fromkeys(one.pieces)) if ask.fields.get("stream") else (),
         prompt_logprobs=prompt,
         prompt_top_logprobs=prompt_top,

@@ -154,7 +154,7 @@ def test_every_cut_and_every_missing_line_is_seen(three):
             load(three)
 
 
-@pytest.mark.parametrize(("old", "new"), [('"FAIL"', '"PASS"'), (':256}', ':255}'), ("\n", "\n ")])
+@pytest.mark.parametrize(("old", "new"), [('"FAIL"', '"PASS"'), (":256}", ":255}"), ("\n", "\n ")])
 def test_a_report_that_was_changed_after_it_was_written_is_refused(three, old, new):
     path = three / "report.jsonl"
     path.write_text(path.read_text().replace(old, new, 1))

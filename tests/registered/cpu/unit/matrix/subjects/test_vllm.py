@@ -26,7 +26,7 @@ from specmatrix.matrix.run.requests import served
 from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess
 from specmatrix.matrix.subjects.environment import VLLM
 from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, Run, Unsupported
-from specmatrix.matrix.subjects.vllm.engine import VllmEngine, agree
+from specmatrix.matrix.subjects.vllm.engine import VllmEngine, agree, count_preemptions
 from specmatrix.matrix.subjects.vllm.latent import widen
 from specmatrix.matrix.subjects.vllm.lookups import CALLS, LookupLog
 from specmatrix.matrix.subjects.vllm.subject import BLOCKS, SuffixSubject, VllmSubject
@@ -195,6 +195,22 @@ def test_aborts_are_sent_when_due():
     steps = [[{**output, "request_id": "1"} for output in step] for step in outputs]
     (answer,) = VllmEngine(one, Replay(steps), sampling=dict).generate([replace(one.asks[1], after=())])
     assert answer.finish == "abort"
+
+
+def test_preemptions_are_the_schedulers_where_answers_do_not_tell_them():
+    lost: list[tuple[object, ...]] = []
+    scheduler = SimpleNamespace(_preempt_request=lambda *given: lost.append(given))
+    counts = count_preemptions(
+        SimpleNamespace(engine_core=SimpleNamespace(engine_core=SimpleNamespace(scheduler=scheduler)))
+    )
+    for name in ("7-a1b2", "1_7-c3", "8-0"):
+        vars(scheduler)["_preempt_request"](SimpleNamespace(request_id=name), 0.5)
+    assert counts == {"7": 2, "8": 1} and len(lost) == 3
+    one = command(ABORTED)
+    steps = [[{**output, "preemptions": None} for output in step] for step in traffic()[ABORTED]]
+    engine = VllmEngine(one, Replay(steps), sampling=dict)
+    engine.preempted["2"] = 3
+    assert [answer.retractions for answer in engine.generate(one.asks)] == [0, 3]
 
 
 def test_the_text_of_an_abort_is_whole():
