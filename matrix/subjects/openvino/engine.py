@@ -16,7 +16,7 @@ from specmatrix.matrix.zoo.registry import resolve_path
 # Of the model and of its draft.
 DEVICE: Final = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": 1}
 # Flags that each request has.
-DRAFTING: Final = ("num_assistant_tokens", "assistant_confidence_threshold", "max_ngram_size")
+DRAFTING: Final = ("num_assistant_tokens", "max_ngram_size", "tree_depth", "branching_factor")
 LOOKUP: Final = "max_ngram_size"
 # Fields of an ask that are read here; the others are GenerationConfig's.
 OWN: Final = ("stream", "no_stop_trim")
@@ -92,7 +92,8 @@ class OpenVinoEngine(SteppedEngine[Sent]):
         depth = self._drafting.get("num_assistant_tokens")
         if not depth or LOOKUP in self._drafting:
             return {}
-        return {"num_steps": depth, "topk": 1, "num_draft_tokens": depth + 1}
+        steps, children = self._drafting.get("tree_depth", depth), self._drafting.get("branching_factor", 1)
+        return {"num_steps": steps, "topk": children, "num_draft_tokens": depth + 1}
 
     def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
         """Run the asks. A refusal is an answer; what the engine raises in a step is raised."""

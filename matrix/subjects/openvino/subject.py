@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.subjects.environment import OPENVINO
 from specmatrix.matrix.subjects.limits import (
     AxisLimit,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 COMPLETIONS: Final = "OpenVINO GenAI draws several completions of a request only without drafts"
+SHALLOW: Final = "OpenVINO GenAI takes no tree with fewer drafts than it is deep"
 BLOCK: Final = 32
 # A prompt of the matrix fits in one step of this size.
 WHOLE: Final = 8192
@@ -87,8 +89,9 @@ class OpenVinoSubject(Subject):
         return OPENVINO.python()
 
     def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
-        """The matrix's requests without the rules that OpenVINO GenAI has not, and with one completion beside drafts.
-        Where the matrix makes EOS likely as soon as it is allowed, it is banned until behind the answer."""
+        """The matrix's requests without the rules that OpenVINO GenAI has not, with one completion beside drafts, and
+        greedy ones of trees. Where the matrix makes EOS likely as soon as it is allowed, it is banned until behind the
+        answer."""
         found = super().requests(cell, seed)
         if cell.sampling != "rules" and cell.finish != "stops":
             return found
@@ -97,6 +100,8 @@ class OpenVinoSubject(Subject):
                 one,
                 n=one.n if one.temperature and cell.algorithm == "none" else 1,
                 min_new_tokens=min(LATE, one.max_new_tokens) if one.min_new_tokens else 0,
+                temperature=0.0 if _tree(cell) else one.temperature,
+                min_p=0.0 if _tree(cell) else one.min_p,
                 logit_bias=(),
                 bad_words_ids=(),
                 allowed_token_ids=None,
@@ -111,8 +116,8 @@ class OpenVinoSubject(Subject):
         cell = prepared.cell
         if reason := obstacle(cell, self.limits(), _unread(prepared)):
             return Unsupported(reason)
-        asks = tuple(_ask(request, cell.target) for request in prepared.requests)
-        return EngineCommand(_flags(cell), prepared.checkpoints, asks)
+        asks = tuple(_ask(request, cell) for request in prepared.requests)
+        return EngineCommand(_flags(prepared), prepared.checkpoints, asks)
 
     def start(self, command: EngineCommand) -> RunningEngine:
         """Convert the checkpoints and start the pipeline. ConfigError if it refuses them."""
@@ -121,11 +126,22 @@ class OpenVinoSubject(Subject):
         return OpenVinoEngine(command)
 
     def limits(self) -> tuple[AxisLimit, ...]:
-        return (*declared("openvino"), *chains_only("OpenVINO GenAI"))
+        _, whole = chains_only("OpenVINO GenAI")
+        of_chains = AxisLimit(whole.why, (*whole.axes, "topk"), lambda cell: not _tree(cell) and whole.forbids(cell))
+        return (*declared("openvino"), of_chains, AxisLimit(SHALLOW, (*whole.axes, "topk"), _too_deep))
 
 
-def _flags(cell: Cell) -> dict[str, Any]:
+def _tree(cell: Cell) -> bool:
+    return cell.topk not in ("auto", "1")
+
+
+def _too_deep(cell: Cell) -> bool:
+    return _tree(cell) and "auto" not in (cell.steps, cell.draft_tokens) and int(cell.draft_tokens) <= int(cell.steps)
+
+
+def _flags(prepared: PreparedCell) -> dict[str, Any]:
     """What all requests of a start share."""
+    cell = prepared.cell
     flags: dict[str, Any] = {
         "enable_prefix_caching": cell.prefix_cache == "on",
         "max_num_batched_tokens": WHOLE if cell.prefill_chunk == "off" else int(cell.prefill_chunk),
@@ -134,7 +150,12 @@ def _flags(cell: Cell) -> dict[str, Any]:
         flags["max_num_seqs"] = int(cell.slots)
     if cell.memory != "ample":
         flags["num_kv_blocks"] = -(-cell.memory_tokens // BLOCK)
-    if cell.algorithm != "none":
+    if _tree(cell):
+        shape = prepared.predicted
+        assert not isinstance(shape, ConfigError)  # such a cell is UNSUPPORTED
+        flags |= {"num_assistant_tokens": shape.num_draft_tokens - 1, "tree_depth": shape.num_steps}
+        flags["branching_factor"] = shape.topk
+    elif cell.algorithm != "none":
         flags["num_assistant_tokens"] = chain_depth(cell)
     if cell.algorithm == "ngram":
         flags["max_ngram_size"] = LOOKUP
@@ -149,12 +170,12 @@ def _unread(prepared: PreparedCell) -> Iterator[str]:
     yield from untranslated(prepared.requests, READ)
 
 
-def _ask(request: RequestSpec, target: str) -> SubjectRequest:
+def _ask(request: RequestSpec, cell: Cell) -> SubjectRequest:
     from specmatrix.matrix.workloads.questions import prompt_ids
 
     # An EOS that is ignored beside stop tokens is none of them, as OpenVINO's ignore_eos ignores all.
-    ends = sorted({*request.stop_token_ids, *(() if request.ignore_eos else eos_ids(target))})
-    stops = ends or sorted(eos_ids(target))
+    ends = sorted({*request.stop_token_ids, *(() if request.ignore_eos else eos_ids(cell.target))})
+    stops = ends or sorted(eos_ids(cell.target))
     values: dict[str, Any] = {
         "max_new_tokens": request.max_new_tokens,
         "stop_token_ids": stops,
@@ -172,7 +193,7 @@ def _ask(request: RequestSpec, target: str) -> SubjectRequest:
         values["temperature"] = request.temperature
         if request.top_k > 0:
             values["top_k"] = request.top_k
-    elif not request.ruled:
+    elif not (request.ruled or _tree(cell)):  # a tree with log-probabilities ends the pipeline (docs/findings.md)
         values["logprobs"] = 1
     for name, value in request.changed.items():
         if name in EQUAL:
