@@ -25,7 +25,7 @@ export TOKENIZERS_PARALLELISM = false
 # Tests start hundreds of processes; without bytecode each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test quick lint lint-workflows subjects subject-transformers subject-vllm subject-sglang subject-sglang-drafts setup clean
+.PHONY: run test quick lint lint-workflows subjects subject-transformers subject-openvino subject-vllm subject-sglang subject-sglang-drafts setup clean
 
 run: .venv/.ready
 	@echo $(BIN)/specmatrix run --tier $(TIER) --stage $(STAGE) --workers $(WORKERS) --out $(OUT)
@@ -47,10 +47,14 @@ lint: .venv/.tested
 
 # transformers, and vLLM in an environment of its own: gigabytes, and an hour. A red cell of one does not stop the other.
 subjects: .venv/.ready
-	@$(MAKE) --keep-going subject-transformers subject-vllm
+	@$(MAKE) --keep-going subject-transformers subject-openvino subject-vllm
 
 subject-transformers: .venv/.ready
 	$(BIN)/specmatrix run --subject transformers --stage pr --waivers examples/transformers-waivers.yaml --workers $(WORKERS) --out out/transformers
+
+subject-openvino: .venv/.ready
+	$(BIN)/specmatrix subjects install openvino
+	$(BIN)/specmatrix run --subject openvino --stage pr --waivers examples/openvino-waivers.yaml --workers $(WORKERS) --out out/openvino
 
 subject-vllm: .venv/.ready
 	$(BIN)/specmatrix subjects install vllm

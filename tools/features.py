@@ -72,6 +72,7 @@ ENGINES: Final = (
         ),
     ),
     Engine("llama.cpp 11434, CPU", "llamacpp", "11434.0.0"),
+    Engine("OpenVINO GenAI 2026.4, CPU", "openvino", "2026.4.1.0"),
 )
 
 
