@@ -1,8 +1,6 @@
 """The controller against numbers worked out by hand from its rule (sglang#21599, #24055)."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, AdaptiveSlot
 from specmatrix.engine.core.draft.depth import TRACE_LENGTH, DraftSteps, ObservedRound, Slot
@@ -127,52 +125,3 @@ def test_static_steps_are_one_slot_of_one_candidate(depth, width):
         assert steps.activate(size) == steps.max_width == width
         steps.observe(size, width, [0] * size)
     assert steps.steps == depth and not steps.trace and not any(counters.counts.values())
-
-
-ROUND = st.tuples(st.integers(1, 40), st.lists(st.integers(0, 7), max_size=4))
-HYSTERESIS = st.floats(-1, 1)
-SETTINGS = st.builds(
-    AdaptiveSlot,
-    batch_from=st.just(1),
-    candidate_steps=st.sets(st.integers(1, 9), min_size=1, max_size=4).map(lambda s: tuple(sorted(s))),
-    ema_alpha=st.floats(0.05, 1.0),
-    update_interval=st.integers(1, 4),
-    warmup_batches=st.integers(0, 4),
-    down_hysteresis=HYSTERESIS,
-    up_hysteresis=HYSTERESIS,
-    ceiling_coeff=st.sampled_from([0.0, 0.5, 1.5]),
-)
-
-
-def bounded(slots):
-    """Slots from sizes 1, 9, 17, ..."""
-    return tuple(AdaptiveSlot(1 + 8 * i, *list(slot.as_dict().values())[1:]) for i, slot in enumerate(slots))
-
-
-@settings(max_examples=200, deadline=None, derandomize=True)
-@given(st.lists(SETTINGS, min_size=2, max_size=4).map(bounded), st.integers(1, 9), st.lists(ROUND, max_size=60))
-def test_a_slot_depends_on_its_own_rounds_only(slots, first, rounds):
-    """Each slot decides as it would alone on the rounds of its range, whatever is activated in between."""
-    together = DraftSteps(slots, first, Counters())
-    alone = [Slot(settings_, first) for settings_ in slots]
-    for size, correct in rounds:
-        width = together.activate(size)
-        mine = alone[min((size - 1) // 8, len(slots) - 1)]
-        assert width == mine.steps + 1 <= together.max_width
-        together.observe(size, width, correct)
-        if correct:
-            mine.observe(sum(correct) / len(correct))
-    assert [(s.steps, s.ema, s.rounds) for s in together.policy.slots] == [(s.steps, s.ema, s.rounds) for s in alone]
-
-
-@settings(max_examples=200, deadline=None, derandomize=True)
-@given(SETTINGS, st.integers(1, 9), st.lists(st.floats(0, 9), max_size=60))
-def test_steps_stay_candidates_and_move_only_when_a_decision_is_due(rule, first, means):
-    slot = Slot(rule, first)
-    for index, mean in enumerate(means, 1):
-        before = slot.steps
-        decision = slot.observe(mean)
-        assert slot.steps in rule.candidate_steps
-        due = index > rule.warmup_batches and (index - rule.warmup_batches) % rule.update_interval == 0
-        assert due == (decision in ("stay", "up", "down"))
-        assert (slot.steps > before, slot.steps < before) == (decision == "up", decision == "down")
