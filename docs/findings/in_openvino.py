@@ -232,6 +232,21 @@ def stop_string_whitespace() -> tuple[object, object, bool]:
     return free[: at + 1][-3:], got[-3:], got == free[:at]
 
 
+def stop_string_at_the_limit() -> tuple[object, object, bool]:
+    """A stop string in the third of the four tokens that a last round accepts."""
+    plain, drafts = pipeline("plain"), pipeline("self")
+    for first in range(3, 90):
+        prompt = [[first, *OTHER]]
+        (free,), _ = ask(plain, "plain", prompt, {"max_new_tokens": 13})
+        if 2 <= free[11] < 2 + 94 and free[11] not in free[:11]:  # one letter of ASCII
+            fields = {"max_new_tokens": 13, "stop_strings": {TOKENS[free[11]]}, "include_stop_str_in_output": True}
+            (due,), _ = ask(plain, "plain", prompt, fields)
+            (got,), _ = ask(drafts, "self", prompt, fields)
+            if (len(due), len(got)) == (12, 13):
+                return due, got, True
+    return "12 tokens", "12 tokens", False
+
+
 def hits_together() -> tuple[object, object, bool]:
     """Tokens of each step where two prompts, one of 32 tokens, are new, and where both are cached."""
     pipe, prompts = pipeline("self", enable_prefix_caching=True), [[3, *OTHER, *OTHER[:10]], [4, *OTHER[:31]]]
@@ -249,6 +264,7 @@ FINDINGS: Final[dict[str, Callable[[], tuple[object, object, bool]]]] = {
     "sampled-drafts-with-cache": sampled_drafts_with_cache,
     "min-new-tokens": min_new_tokens,
     "stop-string-whitespace": stop_string_whitespace,
+    "stop-string-at-the-limit": stop_string_at_the_limit,
     "hits-together": hits_together,
 }
 
