@@ -124,7 +124,9 @@ def test_how_a_request_ends(monkeypatch, handle, finish, message, ids):
 def test_an_abort_cancels_and_completions_are_apart(monkeypatch):
     steps = [{0: ([65], ""), 1: ([66], "")}] * 4
     twice = replace(PLAIN, n=2, temperature=1.0)
-    found, config = answered(monkeypatch, replace(twice, abort_after=2), Handle(list(steps), "FINISHED", []))
+    handle = Handle(list(steps), "FINISHED", [])
+    found, config = answered(monkeypatch, replace(twice, abort_after=2), handle)
+    assert handle.cancelled
     assert (found.finish, found.output_ids, found.further[0].text) == ("abort", (65, 65), "BB")
     assert config.num_return_sequences == 2 and config.do_sample
     ignored, config = answered(
