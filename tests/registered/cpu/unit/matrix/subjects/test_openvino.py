@@ -100,6 +100,10 @@ def test_rounds_are_the_steps_unless_text_is_held_back_for_a_stop_string(monkeyp
     found, config = answered(monkeypatch, stops, Handle(held, "FINISHED", [0, 1, 2, 3]), "ngram.n4")
     assert (found.text, found.matched, found.accept_lengths, found.pieces) == ("A", ">>", (2, 3), ("A",))
     assert config.stop_strings == {">>"} and config.max_ngram_size == 2
+    short, _ = answered(
+        monkeypatch, stops, Handle([{}, {0: ([65, 62, 62, 66], "STOP")}], "FINISHED", [1, 2]), "ngram.n4"
+    )
+    assert short.accept_lengths == (3,)
     kept, _ = answered(
         monkeypatch, replace(stops, no_stop_trim=True), Handle([{0: ([65, 62, 62], "STOP")}], "FINISHED", [])
     )
