@@ -175,10 +175,11 @@ class ThroughputRule:
         return best, "up" if best > before else "down"
 
     def average(self, size: int, seen: Observation) -> float:
-        """Expected accepted drafts after a round."""
+        """Expected accepted drafts of the deepest candidate after a round, so that the rates of positions that nothing
+        drafts count too."""
         self.rounds.append((seen.width - 1, seen.correct))
         self.since += 1
-        return self._expected(self.steps)
+        return self._expected(widest(self.slots) - 1)
 
     def observe(self, size: int, seen: Observation) -> tuple[str, int]:
         """Nothing is decided as a round ends."""

@@ -52,11 +52,11 @@ class ThroughputAware:
         return Decision(best, "up" if best > before else "down")
 
     def observe(self, slot: int, width: int, correct: Sequence[int]) -> Decision:
-        """Count a round; its average is the number of accepted drafts that the present depth lets expect."""
+        """Count a round; its average is the number of accepted drafts that the deepest candidate lets expect."""
         for place, window in enumerate(self.windows[: width - 1]):
             window.append(sum(count > place for count in correct) / len(correct))
         self._observed += 1
-        return Decision(self.steps, "between", sum(self._rates()[: self.steps]))
+        return Decision(self.steps, "between", sum(self._rates()))
 
     def _move(self, steps: int) -> None:
         """Positions that are no longer drafted forget their rates."""

@@ -52,11 +52,11 @@ def test_the_decisions_equal_those_worked_out_by_hand():
     assert steps.activate(1) == 5
     assert counts(counters) == {"activated": 6, "switched_up": 2, "switched_down": 1}
     assert [(seen.ema, seen.steps, seen.decision) for seen in steps.trace] == [
-        (2.0, 2, "between"),
-        (2.0, 2, "between"),
+        (4.0, 2, "between"),
+        (4.0, 2, "between"),
         (1.5, 4, "between"),
         (0.5, 4, "between"),
-        (0.5, 1, "between"),
+        (3.5, 1, "between"),
     ]
 
 
