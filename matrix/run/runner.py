@@ -239,7 +239,8 @@ class Runner:
         try:
             if self.engine is None or not self.engine.unfinished():
                 return {}, None
-            evidence = {name: number - self._counted.get(name, 0) for name, number in self.engine.counters().items()}
+            counted = self.engine.counters().items()  # one that fell is the failure itself
+            evidence = {name: max(0, number - self._counted.get(name, 0)) for name, number in counted}
             return evidence, crashed_request(self.engine, prepared.requests)
         except Exception:  # a defective engine may contain anything; its error is recorded
             return {}, None

@@ -4,7 +4,7 @@ Prompts are questions of gsm-mini's test split. Request names: `q<index>` is que
 `q<index>.again` repeats it (a prefix cache hit), `q<index>.turn<n>` continues it in a session, `w<n>.<m>` belongs to
 wave n or to line n of `neighbours.KINDS`, `t<n>` has a short prompt around the size of a chunk, `f<n>` a long one,
 `h<n>` one that leaves that of `h0` around a checkpoint, `b<n>` a grammar that begins in its answer, `g<n>` too, all at
-once, `m0` is read in mixed steps, and `d<n>` is a sample of the distribution gate.
+once, `m0` is read in mixed steps, `m1` stops in one, and `d<n>` is a sample of the distribution gate.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from specmatrix.matrix.workloads.questions import (
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.requirements import OVERLAPS, ruled, stopped, with_chat_rules
 from specmatrix.matrix.workloads.sessions import RENEWALS, TIGHT_LATER, WAVES, collisions, conversations, in_waves
+from specmatrix.matrix.workloads.stored_oracle import oracle_of
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 
 EXAM_QUESTIONS: Final = 48
@@ -64,6 +65,8 @@ MAX_ANSWER: Final = 84
 STOP_STRINGS: Final = ("\n####", ">>")
 STOP_TOKENS: Final = ("####", ">>")
 TAIL_LIMIT: Final = 11
+# Tokens of a text that ends with a stop string, and letters of that.
+STOPPED, LETTERS = 8, 4
 # The zoo's models have 4,096 positions, and no text may end at the last one where the context is the model's.
 FAR: Final = (384, 1024, 4095)
 FAR_LIMIT: Final = 24
@@ -71,7 +74,8 @@ LATE_REPEATS: Final = 8
 HIT_LIMIT: Final = 9
 LONGEST_CHUNK: Final = 32
 MAX_RETURNING_PAGE: Final = 16  # a prompt has several such pages
-# Of a burst that memory has room for, so many requests are retracted, whatever their age.
+# Of a burst that memory has room for, and of five requests with drafts of another form, so many are retracted, whatever
+# their age.
 RETRACTED: Final = 3
 MAX_RETRACT: Final = 30
 ABORT_AFTER: Final = 5
@@ -122,7 +126,8 @@ def _requests(cell: Cell, seed: int, draws: int) -> Sequence[RequestSpec]:
         late = replace(requests[place], abort_after=ABORT_LATE, ignore_eos=True)
         requests[place] = late if aborted_late(cell) else replace(requests[place], abort_after=ABORT_AFTER)
     requests = _revealing(cell, requests, lambda at, i: _ask(cell, f"q{i}", i, at, seed, limits[at]))
-    if (cell.batch, cell.memory, cell.session, cell.abort) == ("burst", "ample", "none", "none"):
+    own = cell.batch == "mixed_lengths" and cell.drafting != "stepwise"
+    if (cell.memory, cell.session, cell.abort) == ("ample", "none", "none") and (cell.batch == "burst" or own):
         choice = Random(seed)
         for place in choice.sample(range(len(requests)), RETRACTED):
             requests[place] = replace(requests[place], retract_after=choice.randrange(2, MAX_RETRACT))
@@ -134,7 +139,7 @@ def _requests(cell: Cell, seed: int, draws: int) -> Sequence[RequestSpec]:
         requests = conversations(requests, cell.session == "streaming", memory, _short(cell), cell.abort == "running")
     else:
         # The first requests, so that no other one takes a part of their chunks.
-        requests = [*_tails(cell, seed), *requests, *_draws(cell, seed, draws)]
+        requests = [*_stopping(cell, seed), *_tails(cell, seed), *requests, *_draws(cell, seed, draws)]
         before = tuple(request.name for request in requests)
         requests += [*_far(cell, seed, before), *_returning(cell, seed, before), *_leaving(cell, seed, before)]
         requests += _crowd(cell, seed, before)
@@ -307,6 +312,15 @@ def _beside(cell: Cell, seed: int) -> list[RequestSpec]:
     ids, _ = _openings()[(crc32(cell.id.encode()) + seed) % len(_openings())]
     request = RequestSpec("m0", tokenizer().decode(ids), TAIL_LIMIT, seed=1000 * seed + 700, ignore_eos=True)
     return [request] if cell.mixed_chunk == "on" else []
+
+
+def _stopping(cell: Cell, seed: int) -> list[RequestSpec]:
+    """In cells with mixed steps a first request, which has its stop string while the other prompts are read."""
+    oracle, index = oracle_of(cell.target), (5 * seed + EXAM_QUESTIONS // 2) % ORACLE_PROMPTS
+    if cell.mixed_chunk == "off" or oracle is None:
+        return []
+    stop = tokenizer().decode(oracle.continuations[index][:STOPPED])[-LETTERS:]
+    return [RequestSpec("m1", prompt_of(questions()[index][0]), TAIL_LIMIT, stop=(stop,), seed=1000 * seed + 701)]
 
 
 def _alternating(cell: Cell, seed: int, after: tuple[str, ...]) -> list[RequestSpec]:

@@ -36,6 +36,7 @@ def contended_line(turns: Sequence[RequestSpec], place: int, memory: int | None)
     between = [replace(request, after=(first.name,)) for request in _between(first, session, memory)]
     out = [first, *([] if first.abort_after == 0 else [busy]), *between]
     out.append(replace(second, after=(*second.after, *(request.name for request in between))))
+    out.append(replace(_attempt(first, "later", Refusal.IN_FLIGHT, session), beside=second.name))
     if place == 1:
         last = replace(rest[0], closes_after=1, ignore_eos=True, stop=(), stop_token_ids=())
         return [*out, last, replace(_attempt(first, "closed", Refusal.CLOSED, session), after=(last.name,))]
