@@ -136,6 +136,14 @@ def test_a_crash_is_infra_or_a_verdict_and_the_next_cell_gets_a_fresh_start(erro
     assert plain.error is not None and plain.error.startswith(f"baseline: {text}")
 
 
+def test_a_counter_that_fell_below_the_cells_start_is_none_in_its_record(monkeypatch):
+    monkeypatch.setattr("specmatrix.matrix.run.runner.crashed_request", lambda *_: None)
+    monkeypatch.setattr(CrashingEngine, "unfinished", lambda self: ("q1",))
+    monkeypatch.setattr(CrashingEngine, "counters", lambda self: {"decode.round": -3})
+    lost = runner(Crashing(LedgerError("page 3 has two owners"))).run_cell(Cell.from_id("eagle3.pair"))
+    assert lost.state == "FAIL" and lost.evidence == {"decode.round": 0}
+
+
 class Expired(BaseException):
     """As a test's time limit raises."""
 

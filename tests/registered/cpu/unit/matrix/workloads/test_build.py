@@ -177,6 +177,28 @@ def test_drafters_without_waves_have_a_crowd(name):
     assert not any(one.name[0] == "w" for other in others for one in build.workload(other, 0))
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_in_mixed_steps_a_request_stops_while_others_are_read(seed):
+    cell = Cell.from_id("eagle3.s3.v2.c7.mixing.mixed_lengths.mixed")
+    first, *others = build.workload(cell, seed)
+    index = next(at for at, (question, _) in enumerate(questions()) if question in first.prompt)
+    text = text_of(oracle_of(cell.target).continuations[index][: build.STOPPED])
+    assert first.name == "m1" and text.endswith(first.stop[0]) and first.max_new_tokens > build.STOPPED
+    read = sum(len(prompt_ids(one)) for one in others if not one.after)
+    assert read > 2 * build.STOPPED * int(cell.prefill_chunk)
+
+
+def test_drafts_of_other_forms_are_retracted_and_a_later_turn_refuses_another():
+    def retracted(name):
+        return sum(one.retract_after is not None for one in build.workload(Cell.from_id(name), 0))
+
+    assert retracted("dspark.budget.vanilla.mixed_lengths.mixed") == retracted("eagle3.s3.v2.burst") == build.RETRACTED
+    assert retracted("eagle3.s3.v2.mixed_lengths.mixed") == retracted("dspark.reject.rnn.pair.mixed") == 0
+    turns = {one.name: one for one in build.workload(Cell.from_id("none.stream"), 0)}
+    (later,) = (one for one in turns.values() if one.name.endswith(".later"))
+    assert turns[later.beside].session.follows == later.name.removesuffix(".later") and later.refused is not None
+
+
 def test_where_ends_fall_inside_rounds_it_reads_no_start_value_but_the_size_of_memory():
     request = {axis.name for axis in AXES if axis.scope == "request"}
     cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.mixed_lengths.mixed.stop_token.abort_running")
