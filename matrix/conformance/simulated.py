@@ -53,18 +53,10 @@ def _run(random: Random, lag: int) -> None:
     counters, journal = Counters(), list[Entry]()
     ledger = Ledger(*page_groups(pages, page, None, 0, 0, states, scale))
     ledger.subscribe(journal.append)
-    scheduler = Scheduler(
-        ledger,
-        PrefixCache(ledger, span, caches),
-        counters,
-        max_running=rows,
-        steps=DraftSteps.static(width - 1, width, counters),
-        overrun=sizes.overrun,
-        chunk=chunk,
-        context_length=PROMPT + OUTPUT,
-        ragged=ragged,
-        mixed=mixed,
-    )
+    steps = DraftSteps.static(width - 1, width, counters)
+    owned = partial(Scheduler, ledger, PrefixCache(ledger, span, caches), counters, steps=steps, overrun=sizes.overrun)
+    sized = partial(owned, max_running=rows, chunk=chunk, context_length=PROMPT + OUTPUT)
+    scheduler = sized(ragged=ragged, mixed=mixed)
 
     def launch(plan: StepPlan) -> StepResult:
         counts = [random.randint(1, row.width) if plan.nodes else int(row.following is None) for row in plan.rows]

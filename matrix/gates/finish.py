@@ -179,10 +179,10 @@ def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer) -> str:
         return f"reports {len(widths)} round widths for {len(lengths)} verify rounds"
     # A chain may be accepted whole, whatever num_steps means to its drafter; a tree's depth is num_steps.
     chain = int(resolved["topk"]) <= 1
-    for length, width in zip(lengths, widths, strict=True):
+    for place, (length, width) in enumerate(zip(lengths, widths, strict=True), 1):
         deepest = width if chain else min(width, int(resolved["num_steps"]) + 1)
         if not 1 <= length <= deepest:
-            return f"accepted {length} tokens in one verify round; allowed: 1 to {deepest}"
+            return f"accepted {length} tokens in verify round {place}; allowed: 1 to {deepest}"
     proposed = sum(width - 1 for width in widths)
     if cell.algorithm != "none" and proposed:
         correct = sum(lengths) - len(lengths)
@@ -224,11 +224,12 @@ def _shortened(request: RequestSpec, answer: Answer, resolved: Mapping[str, Any]
     nodes, topk = int(resolved["num_draft_tokens"]), int(resolved["topk"])
     sure = resolved["speculative_confidence_threshold"] or resolved["speculative_dspark_verify_mode"] != "static"
     exact = topk == 1 and not sure and resolved["suffix"] is None
-    for start, width in zip(answer.round_starts, answer.round_widths, strict=False):
+    for place, (start, width) in enumerate(zip(answer.round_starts, answer.round_widths, strict=False), 1):
         left = request.max_new_tokens - start
         most = min(nodes, sum(topk**depth for depth in range(min(left, nodes))))
         if width > most or (exact and width < most):
-            return f"verified {width} nodes of a draft with {left} tokens left of its length; allowed: {most}"
+            text = f"verified {width} nodes in verify round {place} with {left} tokens left of its length"
+            return f"{text}; allowed: {most}"
     return ""
 
 

@@ -8,7 +8,7 @@ from math import isclose, nan
 from typing import Any, Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Outcome, PackageGate, State
+from specmatrix.matrix.gates.gate import Blame, Outcome, PackageGate, State
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
@@ -34,10 +34,10 @@ class IdentitiesGate(PackageGate):
                 continue
             rounds += int(answer.meta_info.get("spec_verify_ct") or 0)
             if fault := identity_fault(answer, None if prepared.cell.adapts else _width(run.resolved)):
-                faults.append(f"{answer.name} {fault}")
+                faults.append((answer.name, f"{answer.name} {fault}"))
         numbers = {"rounds": rounds, "faults": len(faults)}
         if len(faults) > self.thresholds["faults"]:
-            return Outcome(self.name, State.FAIL, numbers, message=faults[0])
+            return Outcome(self.name, State.FAIL, numbers, message=faults[0][1], blame=Blame(faults[0][0]))
         if not rounds:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no answer reports a verify round")
         return Outcome(self.name, State.PASS, numbers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from specmatrix.engine.core.memory.replay import replay
@@ -35,16 +35,18 @@ class LedgerGate(PackageGate):
         checked, wrong = run.evidence.get("stamp.checked", 0), run.evidence.get("stamp.wrong", 0)
         numbers: dict[str, Number] = {"pages": memory.pages, "leaked": leaked, "stamps": checked, "wrong_stamps": wrong}
         numbers["verbs"] = len(run.journal)
-        fault, blame = _leaks(memory, leaked), None
-        if not fault:
-            fault, blame = _audited(run, memory)
+        fault, blame = _audited(run, memory, leaked)
         if not fault and prepared.subject == REFERENCE:
             fault = _replayed(run, memory)
         if not fault and wrong > self.thresholds["wrong_stamps"]:
+            first = run.work.stale if run.work is not None else ()
             fault = f"{wrong} of {checked} checked KV slots held the stamp of another request or position"
+            fault += _of(run, first, f", first in a {'prefill step' if 0 in first else 'round'} of ")
         numbers |= {name: run.readback.get(f"pages_{name}", 0) for name in ("watched", "overwritten")}
         if not fault and numbers["overwritten"]:
             fault = f"{numbers['overwritten']} of {numbers['watched']} cached pages were written to, which nobody may"
+            owners = run.readback.get("overwritten_of", ())
+            fault += _of(run, [one.id for one in run.served if one.account in owners][:1], ", first one of ")
         if fault:
             return Outcome(self.name, State.FAIL, numbers, message=fault, blame=blame)
         if not checked:
@@ -52,22 +54,26 @@ class LedgerGate(PackageGate):
         return Outcome(self.name, State.PASS, numbers)
 
 
-def _leaks(memory: Memory, leaked: int) -> str:
-    if memory.accounts:
-        return f"{memory.accounts} accounts still hold KV pages after the last request ended"
-    if leaked:
-        return f"{leaked} of {memory.pages} KV pages leaked: neither free nor cached after the last request ended"
-    return ""
+def _of(run: Run, requests: Collection[int], words: str) -> str:
+    """Words and the names of these requests; "" if none of them was served."""
+    names = [one.name for one in run.served if one.id in requests]
+    return words + ", ".join(names) if names else ""
 
 
-def _audited(run: Run, memory: Memory) -> tuple[str, Blame | None]:
-    """(fault in the journal or "", request at fault)."""
+def _audited(run: Run, memory: Memory, leaked: int) -> tuple[str, Blame | None]:
+    """(fault in the journal or in what is left at the end, else "", request at fault)."""
     assert run.journal is not None
     try:
         replayed = audit(run.journal)
     except AuditError as error:
         names = [one.name for one in run.served if one.account == error.account]
         return str(error), Blame(names[0]) if names else None
+    if memory.accounts:
+        left = [one.id for one in run.served if one.account in replayed.holdings]
+        text = f"{memory.accounts} accounts still hold KV pages after the last request ended"
+        return text + _of(run, left, ", of "), None
+    if leaked:
+        return f"{leaked} of {memory.pages} KV pages leaked: neither free nor cached after the last request ended", None
     expected = (replayed.pages, replayed.free, replayed.cached, len(replayed.holdings))
     held = (memory.pages, memory.free, memory.cached, memory.accounts)
     if expected != held:

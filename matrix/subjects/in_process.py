@@ -205,7 +205,8 @@ class ReferenceEngine:
         if self._work is not None:
             own["alive"] |= {"request_objects": self._work.alive, "executors": self._work.executors}
         if self._canary is not None:
-            own |= {"pages_watched": self._canary.watched, "pages_overwritten": self._canary.overwritten}
+            found = self._canary.overwritten
+            own |= {"pages_watched": self._canary.watched, "pages_overwritten": len(found), "overwritten_of": found[:1]}
         return own
 
     def counters(self) -> Mapping[str, int]:

@@ -23,8 +23,8 @@ class PageCanary:
         self.watched = 0
         self._size = llm.loop.scheduler.ledger.page_size
         self._slots = (llm.loop.scheduler.ledger.groups[0].num_pages + 1) * self._size
-        self._copies: dict[int, list[Tensor]] = {}
-        self._gone: list[Tensor] = []
+        self._copies: dict[int, tuple[int, list[Tensor]]] = {}  # account that cached a page, and its content
+        self._gone: list[tuple[int, Tensor]] = []
         self._pools: list[Tensor] = []
         self.attach(llm.loop.executor)
         llm.subscribe_journal(self._note)
@@ -38,16 +38,17 @@ class PageCanary:
         self._pools, self._copies = [], {}
 
     @property
-    def overwritten(self) -> int:
-        """How many cached pages were written to. Waits for the device."""
-        found = [*self._gone, *(self._differs(page) for page in self._copies)]
-        return int(torch.stack(found).sum()) if found else 0
+    def overwritten(self) -> list[int]:
+        """Of each cached page that was written to the account that cached it. Waits for the device."""
+        found = [*self._gone, *map(self._differs, self._copies)]
+        changed = torch.stack([one for _, one in found]).tolist() if found else ()
+        return [account for (account, _), wrong in zip(found, changed, strict=True) if wrong]
 
     def _note(self, entry: Entry) -> None:
-        operation, _, _, pages = entry
+        operation, account, _, pages = entry
         if operation == "donate":
             for page in pages[0]:
-                self._copies[page] = [part.clone() for part in self._parts(page)]
+                self._copies[page] = account, [part.clone() for part in self._parts(page)]
                 self.watched += 1
         elif operation == "evict":
             for page in self._copies.keys() & set(pages[0]):
@@ -57,10 +58,11 @@ class PageCanary:
     def _parts(self, page: int) -> Sequence[Tensor]:
         return [pool[:, page * self._size : (page + 1) * self._size] for pool in self._pools]
 
-    def _differs(self, page: int) -> Tensor:
-        """Whether a page changed, as a bool tensor on the device; NaN equals NaN."""
+    def _differs(self, page: int) -> tuple[int, Tensor]:
+        """Who cached a page, and whether it changed, as a bool tensor on the device; NaN equals NaN."""
+        account, copies = self._copies[page]
         changed = [
             (one != two).logical_and((one == one) | (two == two)).any()
-            for one, two in zip(self._parts(page), self._copies[page], strict=True)
+            for one, two in zip(self._parts(page), copies, strict=True)
         ]
-        return torch.stack(changed).any()
+        return account, torch.stack(changed).any()

@@ -195,13 +195,15 @@ class Budgeted(NamedTuple):
 class WorkLog:
     """The operations requested of an engine since its start, and the forwards that it ran, oldest first. drawn: of each
     round with drafts drawn from a distribution, by (seed, KV length before it), each draft with its probability.
-    budgets: of rounds with one, in the order of launches and results."""
+    budgets: of rounds with one, in the order of launches and results. stale: the requests of the first step that read a
+    wrong stamp, then a 0 if it was a prefill step."""
 
     moments: tuple[Moment, ...]
     sent: Mapping[int, SentRequest]
     forwards: tuple[StepForwards, ...]
     drawn: Mapping[tuple[int, int], Sequence[tuple[tuple[int, float], ...]]] = field(default_factory=dict)
     budgets: tuple[Budgeted, ...] = ()
+    stale: Sequence[int] = ()
 
 
 class GraphRound(NamedTuple):

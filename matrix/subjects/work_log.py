@@ -31,6 +31,7 @@ class WorkRecorder:
         self._forwards: list[StepForwards] = []
         self._drawn: dict[tuple[int, int], list[tuple[tuple[int, float], ...]]] = defaultdict(list)
         self._budgets: list[Budgeted] = []
+        self._stale: list[int] = []
         self._live = llm.loop.scheduler.requests
         self._requests: WeakSet[Request] = WeakSet()
         self._executors: WeakSet[Any] = WeakSet()
@@ -82,6 +83,8 @@ class WorkRecorder:
             result: StepResult = collect(handle)
             if result.lengths is not None:
                 self._forwards[-1] = self._forwards[-1]._replace(verified=max(result.lengths))
+            if result.stamps_wrong and not self._stale:
+                self._stale = [row.rid for row in handle.plan.rows] + [0] * handle.plan.prefill
             if result.confidences is not None and result.lengths is not None:
                 rows = tuple(row.rid for row in handle.plan.rows)
                 rooms = tuple(self._room(rid) for rid in rows)
@@ -138,7 +141,8 @@ class WorkRecorder:
 
     def log(self) -> WorkLog:
         """Everything since the engine's start."""
-        return WorkLog(tuple(self._moments), dict(self._sent), tuple(self._forwards), self._drawn, tuple(self._budgets))
+        forwards, budgets = tuple(self._forwards), tuple(self._budgets)
+        return WorkLog(tuple(self._moments), dict(self._sent), forwards, self._drawn, budgets, self._stale)
 
     @property
     def alive(self) -> int:

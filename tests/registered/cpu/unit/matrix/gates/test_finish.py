@@ -51,7 +51,7 @@ def without(info):
         (STRING, 0, {"matched": ">>"}, r"finished by stop ('>>'); its tokens imply stop ('\n####')"),
         (TOKEN, 0, {"text": lambda v: v + "####"}, rf"has a text that ends in '{SPOONS}\n####'; its tokens"),
         (LENGTH, 0, {"output_ids": lambda v: (*v, 5)}, "has 38 tokens, but must finish by length after 37"),
-        (CELL, 0, {"accept_lengths": lambda v: (5, *v[1:])}, "accepted 5 tokens in one verify round"),
+        (CELL, 0, {"accept_lengths": lambda v: (5, *v[1:])}, "accepted 5 tokens in verify round"),
         (CELL, 0, told(spec_verify_ct=0), "reports spec_verify_ct 0; expected 17"),
         (CELL, 0, told(spec_accept_length=1.0), "reports spec_accept_length 1.0; its verify"),
         (CELL, 0, {"meta_info": without}, "reports spec_accept_length None; its verify rounds give 3.64706"),
@@ -60,7 +60,7 @@ def without(info):
         (CELL, 0, told(completion_tokens=1), "reports completion_tokens 1; expected 62"),
         (CELL, 0, {"logprobs": (-0.1,)}, "has log-probabilities for 1 of 0 tokens"),
         (CELL, 0, {"top_logprobs": (((5, -0.1),),)}, "has top log-probabilities for 1 of 0 tokens"),
-        (ADAPTED, 0, {"round_widths": lambda v: (*v[1:], 7)}, "accepted 5 tokens in one verify round"),
+        (ADAPTED, 0, {"round_widths": lambda v: (*v[1:], 7)}, "accepted 5 tokens in verify round"),
         (ADAPTED, 0, {"round_widths": lambda v: (*v[:-1], 9)}, "reports spec_accept_rate 0.86; its verify"),
         (ADAPTED, 0, {"round_widths": lambda v: v[1:]}, "reports 19 round widths for 20 verify rounds"),
         (DRAWN, 0, {"accept_lengths": lambda v: v[:-1]}, "has 71 tokens; its verify rounds emitted 70"),
@@ -137,7 +137,7 @@ def test_another_engine_has_its_own_rule_on_stop_strings_that_one_token_complete
 def test_a_tree_is_accepted_to_its_depth_and_a_chain_as_a_whole(measured, altered):
     found = measured(CELL)
     long = altered(found.run, 0, accept_lengths=(5, *found.run.answers[0].accept_lengths[1:]))
-    text = f"FAIL: {found.run.requests[0].name} accepted 5 tokens in one verify round; allowed: 1 to 4"
+    text = f"FAIL: {found.run.requests[0].name} accepted 5 tokens in verify round; allowed: 1 to 4"
     verdicts = [found.verdict(GATE, long, resolved={"topk": topk}) == text for topk in (2, 1)]
     assert verdicts == [True, False]
 

@@ -96,6 +96,18 @@ def test_one_wrong_stamp_or_what_is_written_to_a_cached_page_is_red(measured):
     watched = found.run.readback["pages_watched"]
     text = f"FAIL: 2 of {watched} cached pages were written to, which nobody may"
     assert found.verdict(GATE, readback={"pages_overwritten": 2}) == text
+    first, second = found.run.served[:2]
+    read = {"pages_overwritten": 2, "overwritten_of": [first.account]}
+    assert found.verdict(GATE, readback=read) == f"{text}, first one of {first.name}"
+    work = replace(found.run.work, stale=[first.id, second.id, 0])
+    outcome = found.judge(GATE, evidence={"stamp.wrong": 1}, work=work)
+    assert outcome.message.endswith(f" or position, first in a prefill step of {first.name}, {second.name}")
+    outcome = found.judge(GATE, evidence={"stamp.wrong": 1}, work=replace(work, stale=[second.id]))
+    assert outcome.message.endswith(f" or position, first in a round of {second.name}")
+    *journal, last = found.run.journal
+    owner = next(one.name for one in found.run.served if one.account == last[1])
+    outcome = found.judge(GATE, journal=journal, memory=replace(found.run.memory, accounts=1))
+    assert outcome.message == f"1 accounts still hold KV pages after the last request ended, of {owner}"
     outcome = found.judge(GATE, evidence={"stamp.wrong": 1})
     text = f"1 of {outcome.numbers['stamps']} checked KV slots held the stamp of another request or position"
     assert (outcome.state, outcome.message, outcome.numbers["wrong_stamps"]) == (State.FAIL, text, 1)

@@ -17,7 +17,7 @@ def served(cell: str) -> tuple[LLM, PageCanary]:
     llm = LLM(asked(Cell.from_id(cell)), resolve_path)
     canary = PageCanary(llm)
     llm.generate([PROMPT], PARAMS)
-    assert canary.watched > 2 and canary.overwritten == 0
+    assert canary.watched > 2 and canary.overwritten == []
     return llm, canary
 
 
@@ -27,20 +27,20 @@ def test_a_write_by_target_or_draft_is_seen(number):
     pool = llm.loop.executor.kv.full.pools[number]
     page = next(iter(llm.loop.scheduler.cache.nodes))
     pool.data[-1, page * 4 + 3, 0, 0, 0] += 1
-    assert canary.overwritten == canary.overwritten == 1
+    assert canary.overwritten == canary.overwritten == [1]
     llm.flush_cache()
-    assert canary.overwritten == 1, "an evicted page was compared before it went"
+    assert canary.overwritten == [1], "an evicted page was compared before it went"
     pool.data[:, page * 4] = torch.nan
-    assert canary.overwritten == 1, "nobody owns it any more"
+    assert canary.overwritten == [1], "nobody owns it any more"
 
 
 def test_padding_and_pages_of_requests_may_be_written():
     llm, canary = served("none.p4.pair")
     pool, free = llm.loop.executor.kv.full.pool, llm.loop.scheduler.ledger.groups[0].free
     pool.data[:, :4], pool.data[:, free[0] * 4] = 7, 7
-    assert canary.overwritten == 0
+    assert canary.overwritten == []
     llm.generate([PROMPT, PROMPT + " How many?"], PARAMS)
-    assert canary.overwritten == 0
+    assert canary.overwritten == []
 
 
 def test_an_engine_that_takes_new_memory_is_watched_on():
@@ -54,4 +54,4 @@ def test_an_engine_that_takes_new_memory_is_watched_on():
     page = next(iter(llm.loop.scheduler.cache.nodes))
     assert canary.watched > before
     llm.loop.executor.kv.full.pool.data[0, page * 4] += 1
-    assert canary.overwritten == 1
+    assert canary.overwritten == [2]
