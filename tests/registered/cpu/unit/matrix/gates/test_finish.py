@@ -137,7 +137,7 @@ def test_another_engine_has_its_own_rule_on_stop_strings_that_one_token_complete
 def test_a_tree_is_accepted_to_its_depth_and_a_chain_as_a_whole(measured, altered):
     found = measured(CELL)
     long = altered(found.run, 0, accept_lengths=(5, *found.run.answers[0].accept_lengths[1:]))
-    text = f"FAIL: {found.run.requests[0].name} accepted 5 tokens in verify round; allowed: 1 to 4"
+    text = f"FAIL: {found.run.requests[0].name} accepted 5 tokens in verify round 1; allowed: 1 to 4"
     verdicts = [found.verdict(GATE, long, resolved={"topk": topk}) == text for topk in (2, 1)]
     assert verdicts == [True, False]
 
