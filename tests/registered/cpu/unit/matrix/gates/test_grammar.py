@@ -144,7 +144,7 @@ def test_workloads_ask_for_a_grammar_at_every_place_and_for_one_that_ends_at_a_d
     for cell in (one for one in read().upto("nightly") if one.grammar != "none" and one.model != "llama_json"):
         shape, oracle = shape_of(cell), oracle_of(cell.target)
         widths = shape.num_steps, shape.topk, shape.num_draft_tokens
-        if (rounds := oracle.rounds.get((cell.algorithm, *widths))) is None:
+        if (rounds := oracle.rounds.get((cell.drafter, *widths))) is None:
             continue
         texts, deepest = {prompt_of(questions()[n][0]): n for n in range(len(rounds))}, deepest_round(*widths)
         extra = [one for one in workload(cell, len(cell.id) % 5) if one.name.startswith("b")]
