@@ -90,10 +90,10 @@ def answers(llm: Any, prompts: list[list[int]], **sampling: object) -> list[Any]
     return [found[str(index)] for index in range(len(prompts))]
 
 
-def drafting(folder: str, **more: object) -> Any:
+def drafting(folder: str, metrics: str | None = None, **more: object) -> Any:
     """A model that drafts for itself, so that every draft is right."""
-    draft = {"method": "draft_model", "model": folder, "num_speculative_tokens": 3}
-    return engine(folder, speculative_config=draft, **more)
+    draft = {"method": "draft_model", "model": folder, "num_speculative_tokens": 3, **more}
+    return engine(folder, speculative_config=draft, **({"per_request_spec_decode_metrics": metrics} if metrics else {}))
 
 
 def seeded_chunked_prefill() -> tuple[object, object]:
@@ -200,19 +200,30 @@ def mtp_first_position() -> tuple[object, object]:
 
 def padded_round() -> tuple[object, object]:
     """The same prompt twice, the second time all but its last token in the prefix cache: its rounds by their drafts."""
-    llm = drafting(model(), per_request_spec_decode_metrics="detailed")
+    llm = drafting(model(), metrics="detailed")
     first, second = (answers(llm, [PROMPT], temperature=0.0, max_tokens=9)[0].spec_decode_metrics for _ in range(2))
     return first.per_step_accepted, second.per_step_accepted
 
 
 def stop_string_metrics() -> tuple[object, object]:
     """The metrics of a request that ends by a stop string, and those of one that ends by a stop token."""
-    llm = drafting(model(), per_request_spec_decode_metrics="detailed")
+    llm = drafting(model(), metrics="detailed")
     ids = answers(llm, [PROMPT], temperature=0.0, max_tokens=30)[0].token_ids
     token = next(one for one in reversed(ids) if ids.index(one) > 4)
     by_token = answers(llm, [PROMPT], temperature=0.0, max_tokens=30, stop_token_ids=[token])[0]
     by_string = answers(llm, [PROMPT], temperature=0.0, max_tokens=30, stop=[str(token)])[0]
     return by_token.spec_decode_metrics, by_string.spec_decode_metrics
+
+
+def block_in_first_runner() -> tuple[object, object]:
+    """Whether the drafts of a draft model are drawn from its probabilities, as asked, by each rule of acceptance."""
+    drafts = {"draft_sample_method": "probabilistic"}
+    engines = [drafting(model(), rejection_sample_method=rule, **drafts) for rule in ("standard", "block")]
+    drawn = []
+    for llm in engines:
+        answers(llm, [PROMPT], temperature=1.0, max_tokens=5)
+        drawn.append(llm.model_executor.driver_worker.worker.model_runner.drafter._last_draft_probs is not None)
+    return [True, True], drawn
 
 
 def delta_net_short_round() -> tuple[object, object]:
@@ -255,6 +266,7 @@ FINDINGS: Final[dict[str, Callable[[], tuple[object, object]]]] = {
     "mtp-first-position": mtp_first_position,
     "padded-round": padded_round,
     "stop-string-metrics": stop_string_metrics,
+    "block-in-first-runner": block_in_first_runner,
     "delta-net-short-round": delta_net_short_round,
 }
 
