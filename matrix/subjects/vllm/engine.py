@@ -4,6 +4,7 @@ where this package's dependencies are not installed."""
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ PLACES: Final = {
 PARTS: Final = (*("model_config", "cache_config", "scheduler_config", "parallel_config", "attention_config"),)
 CONFIG: Final = "config.json"
 EVERY: Final = -1
+FIRST_PORT, PORTS, PORT_STEP = 10_000, 20_000, 7
 # What drafts are observed with, in versions that have it; no token depends on it.
 METRICS: Final = "per_request_spec_decode_metrics"
 ENDS: Final = ("stop", "length")
@@ -47,10 +49,13 @@ SUFFIX: Final = "suffix"
 
 @dataclass
 class Running:
-    """A running completion: vLLM's latest output, and the number of tokens after each step."""
+    """A running completion: vLLM's latest output, the number of tokens after each step, and which tokens the prefill
+    behind a preemption emitted, by their index."""
 
     output: Any = None
     counts: list[int] = field(default_factory=list)
+    resumed: list[int] = field(default_factory=list)
+    preempted: int = 0
     pieces: list[str] = field(default_factory=list)
     text: str = ""
     finish: str = ""
@@ -59,19 +64,24 @@ class Running:
     def tokens(self) -> int:
         return self.counts[-1] if self.counts else 0
 
-    def saw(self, output: Any) -> None:
-        """Note a step's output, which is cumulative."""
+    def saw(self, output: Any, preempted: int = 0) -> None:
+        """Note a step's output, which is cumulative. preempted: how often the request was until then."""
         self.output = output
-        if len(output.token_ids) > self.tokens:
-            self.counts.append(len(output.token_ids))
+        before, after = self.tokens, len(output.token_ids)
+        if after > before:
+            self.counts.append(after)
+            if preempted > self.preempted and after <= before + 1:
+                self.resumed += [before] * (before > 0)
+                self.preempted = preempted
         self.pieces.append(output.text)
         self.text = output.text
         self.finish = output.finish_reason or ""
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        """Tokens that each step after the first emitted."""
-        return tuple(after - before for before, after in zip(self.counts, self.counts[1:], strict=False))
+        """Tokens that each step after the first emitted, without prefills."""
+        steps = zip(self.counts, self.counts[1:], strict=False)
+        return tuple(after - before for before, after in steps if before not in self.resumed)
 
 
 @dataclass
@@ -181,6 +191,8 @@ class VllmEngine(SteppedEngine[Sent]):
         return replace(first, further=tuple(further))
 
     def _started(self) -> Any:
+        # Below the ports that the system hands out, one of which vLLM would take between another's choice and its use.
+        os.environ.setdefault("VLLM_PORT", f"{FIRST_PORT + PORT_STEP * os.getpid() % PORTS}")
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -268,19 +280,19 @@ class VllmEngine(SteppedEngine[Sent]):
                 continue
             one.last = output
             for completion in output.outputs:
-                one.completions[completion.index + place].saw(completion)
+                one.completions[completion.index + place].saw(completion, self.preempted[output.request_id])
 
 
 def count_preemptions(llm: Any) -> Counter[str]:
-    """Preemptions from now on, by the name that a request was sent under, as its scheduler makes them: answers of
-    versions before 0.29 do not tell them."""
+    """Preemptions from now on, by the name that a request was sent under, as its scheduler makes them: answers tell
+    how many, in later versions than 0.25, but not when."""
     counts, scheduler = Counter[str](), llm.engine_core.engine_core.scheduler
     real = scheduler._preempt_request
 
-    def preempt(request: Any, *given: Any) -> Any:
+    def preempt(request: Any, *given: Any, **more: Any) -> Any:
         # vLLM adds random digits, and the number of a completion before it.
         counts[request.request_id.partition("-")[0].rpartition("_")[2]] += 1
-        return real(request, *given)
+        return real(request, *given, **more)
 
     scheduler._preempt_request = preempt
     return counts
@@ -347,6 +359,7 @@ def _completion(sent: Sent, one: Running, drafts: bool) -> Answer:
         matched,
         int(last.num_cached_tokens or 0),
         one.rounds if drafts else (),
+        outside_rounds=(0, *one.resumed) if drafts and one.resumed else (),
         logprobs=logprobs,
         top_logprobs=top,
         retractions=sent.preempted if told is None else int(told),

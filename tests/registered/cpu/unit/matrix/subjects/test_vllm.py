@@ -26,7 +26,7 @@ from specmatrix.matrix.run.requests import served
 from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess
 from specmatrix.matrix.subjects.environment import VLLM
 from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, Run, Unsupported
-from specmatrix.matrix.subjects.vllm.engine import VllmEngine, agree, count_preemptions
+from specmatrix.matrix.subjects.vllm.engine import Running, VllmEngine, agree, count_preemptions
 from specmatrix.matrix.subjects.vllm.latent import widen
 from specmatrix.matrix.subjects.vllm.lookups import CALLS, LookupLog
 from specmatrix.matrix.subjects.vllm.subject import BLOCKS, SuffixSubject, VllmSubject
@@ -180,6 +180,13 @@ def test_rounds_are_the_tokens_of_steps_after_the_first():
     assert sum(answer.retractions for answer in tight) > 0
 
 
+def test_the_token_of_a_prefill_behind_a_preemption_is_no_round():
+    one = Running()
+    for tokens, preempted in ((1, 1), (4, 1), (6, 2), (7, 2), (7, 2), (8, 2), (11, 2)):
+        one.saw(SimpleNamespace(token_ids=range(tokens), text="", finish_reason=None), preempted)
+    assert one.resumed == [6] and one.rounds == (3, 2, 1, 3)
+
+
 ABORTED = "eagle3.s3.k1.pair.abort_running"
 
 
@@ -199,12 +206,12 @@ def test_aborts_are_sent_when_due():
 
 def test_preemptions_are_the_schedulers_where_answers_do_not_tell_them():
     lost: list[tuple[object, ...]] = []
-    scheduler = SimpleNamespace(_preempt_request=lambda *given: lost.append(given))
+    scheduler = SimpleNamespace(_preempt_request=lambda *given, **more: lost.append((*given, more)))
     counts = count_preemptions(
         SimpleNamespace(engine_core=SimpleNamespace(engine_core=SimpleNamespace(scheduler=scheduler)))
     )
     for name in ("7-a1b2", "1_7-c3", "8-0"):
-        vars(scheduler)["_preempt_request"](SimpleNamespace(request_id=name), 0.5)
+        vars(scheduler)["_preempt_request"](SimpleNamespace(request_id=name), 0.5, drop_stale_output=True)
     assert counts == {"7": 2, "8": 1} and len(lost) == 3
     one = command(ABORTED)
     steps = [[{**output, "preemptions": None} for output in step] for step in traffic()[ABORTED]]
