@@ -102,7 +102,9 @@ def _verdict(cells: Sequence[Mapping[str, str]]) -> str:
 
 def _meaning(gates: Iterable[str]) -> str:
     """The worst that a cell's red gates mean."""
-    found = {MEANINGS.get(gate, "wrong") for gate in gates}
+    # Slower rounds end elsewhere than the oracle's, where a cell needs an end inside one.
+    judged = {*gates} - {"finish"} if {*gates} == {"acceptance", "finish"} else gates
+    found = {MEANINGS.get(gate, "wrong") for gate in judged}
     return next((word for word in WORST_FIRST if word in found), "exact")
 
 
