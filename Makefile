@@ -45,7 +45,7 @@ lint: .venv/.tested
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# transformers, and vLLM in an environment of its own: gigabytes, and an hour. A red cell of one does not stop the other.
+# transformers, and OpenVINO GenAI and vLLM in environments of their own: gigabytes, and an hour. A red cell of one does not stop the other.
 subjects: .venv/.ready
 	@$(MAKE) --keep-going subject-transformers subject-openvino subject-vllm
 

@@ -24,7 +24,7 @@ from typing import Any, Final
 from specmatrix import HOME
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.protocol import EngineCommand, SubjectRequest
-from specmatrix.matrix.subjects.vllm.engine import COUNTERS, PARTS, PLACES, VllmEngine, _sampling_params
+from specmatrix.matrix.subjects.vllm.engine import COUNTERS, METRICS, PARTS, PLACES, VllmEngine, _sampling_params
 from specmatrix.matrix.subjects.vllm.lookups import CALLS, cache_of
 from specmatrix.matrix.subjects.vllm.subject import SuffixSubject, VllmSubject
 from specmatrix.matrix.workloads.prepared_cell import prepare
@@ -148,7 +148,8 @@ class RecordedEngine(Replay):
     ask."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
-        flags = {name: value for name, value in arguments.items() if name not in ("model", "disable_log_stats")}
+        unsaid = ("model", "disable_log_stats", METRICS)
+        flags = {name: value for name, value in arguments.items() if name not in unsaid}
         if spec := flags.get("speculative_config"):
             flags["speculative_config"] = {name: value for name, value in spec.items() if name != "model"}
         self.said = next(line for line in lines() if line.get("runs") == flags)
@@ -159,7 +160,8 @@ class RecordedEngine(Replay):
         parts = {part: SimpleNamespace() for part in PARTS} | {"model_config": SimpleNamespace(**runs)}
         spec = SimpleNamespace(**runs.get("speculative_config", {}))
         self.vllm_config = SimpleNamespace(**parts, speculative_config=spec)
-        self.engine_core = SimpleNamespace(shutdown=lambda: None)
+        core = SimpleNamespace(scheduler=SimpleNamespace(_preempt_request=None))
+        self.engine_core = SimpleNamespace(shutdown=lambda: None, engine_core=core)
 
     from_engine_args = classmethod(lambda cls, arguments: cls(arguments))
 
@@ -176,7 +178,8 @@ class RecordedEngine(Replay):
 PACKAGE: Final = """\
 import sys
 from tools.record_vllm import RecordedEngine as LLMEngine
-EngineArgs = SamplingParams = dict
+SamplingParams = dict
+EngineArgs = type("EngineArgs", (dict,), {"per_request_spec_decode_metrics": None})
 VLLMValidationError = ValueError
 for part in ("v1", "v1.engine", "v1.engine.llm_engine", "exceptions"):
     sys.modules[f"vllm.{part}"] = sys.modules["vllm"]
