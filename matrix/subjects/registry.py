@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
 from specmatrix.errors import ConfigError, shown
+from specmatrix.matrix.subjects.environment import ENVIRONMENTS
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
 from specmatrix.matrix.subjects.protocol import Profile, Subject
 from specmatrix.reports.schema import REFERENCE
@@ -53,7 +54,8 @@ def installed_subject(name: str, endpoint: Endpoint | None = None) -> Subject:
     if endpoint is None and hasattr(subject, "at"):
         raise ConfigError(f"subject {shown(name)} is a server; give --url URL or --launch COMMAND")
     if subject.version() is None:
-        raise ConfigError(f"subject {shown(name)} is not installed; `specmatrix subjects` says what is")
+        advice = f" install {name}` installs it" if name in ENVIRONMENTS else "` says what is"
+        raise ConfigError(f"subject {shown(name)} is not installed; `specmatrix subjects{advice}")
     return subject
 
 
