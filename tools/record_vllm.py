@@ -152,6 +152,8 @@ class RecordedEngine(Replay):
         flags = {name: value for name, value in arguments.items() if name not in unsaid}
         if spec := flags.get("speculative_config"):
             flags["speculative_config"] = {name: value for name, value in spec.items() if name != "model"}
+        port = int(os.environ["VLLM_PORT"])
+        assert 10_000 <= port < 30_000, f"{port} is a port that the system hands out"
         self.said = next(line for line in lines() if line.get("runs") == flags)
         super().__init__(recorded()[self.said["cell"]])
         asks = sent(command(self.said["cell"]))

@@ -133,7 +133,7 @@ class StepBatch:
 
     def narrow(self, width: int) -> None:
         """Take only the first `width` nodes of each row, before anything of the round was computed."""
-        self.width, self._causal = width, None
+        self.width = width
         self.positions, self.write = self.positions[:, :width], self.write[:, :width]
 
     def shorten(self, lengths: Tensor) -> None:

@@ -54,9 +54,18 @@ def _run(random: Random, lag: int) -> None:
     ledger = Ledger(*page_groups(pages, page, None, 0, 0, states, scale))
     ledger.subscribe(journal.append)
     steps = DraftSteps.static(width - 1, width, counters)
-    owned = partial(Scheduler, ledger, PrefixCache(ledger, span, caches), counters, steps=steps, overrun=sizes.overrun)
-    sized = partial(owned, max_running=rows, chunk=chunk, context_length=PROMPT + OUTPUT)
-    scheduler = sized(ragged=ragged, mixed=mixed)
+    scheduler = Scheduler(
+        ledger,
+        PrefixCache(ledger, span, caches),
+        counters,
+        steps=steps,
+        overrun=sizes.overrun,
+        max_running=rows,
+        chunk=chunk,
+        context_length=PROMPT + OUTPUT,
+        ragged=ragged,
+        mixed=mixed,
+    )
 
     def launch(plan: StepPlan) -> StepResult:
         counts = [random.randint(1, row.width) if plan.nodes else int(row.following is None) for row in plan.rows]
