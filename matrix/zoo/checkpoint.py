@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,10 +17,10 @@ from specmatrix.matrix.zoo.dspark_net import DsparkNet
 from specmatrix.matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
 from specmatrix.matrix.zoo.net import CausalNet
 from specmatrix.matrix.zoo.recipes import Recipe, Shape
-from specmatrix.matrix.zoo.tokenizer import BOS_ID, EOS_ID
-from specmatrix.matrix.zoo.tokenizer import save as save_tokenizer
 
 STORED: Final = torch.float16
+# What every checkpoint has beside config.json, weights and tokenizer.json; drafts have no generation_config.json.
+FILES: Final = Path(__file__).with_name("data") / "checkpoint_files.json"
 # The router's bias decides between close scores, so it stays in float32, as in DeepSeek's checkpoints.
 WIDE: Final = "e_score_correction_bias"
 GATE_UP: Final = ("gate_proj", "up_proj")
@@ -32,6 +32,11 @@ NETS: Final[dict[str, Callable[[Shape], CausalNet]]] = {
 }
 
 Draft = FeatureNet | EagleNet | DflashNet
+# By kind of a recipe; DFLASH2's has parts of its own.
+DRAFT_NETS: Final[dict[str, Callable[[Recipe, Shared], Draft]]] = {
+    **{"eagle": FeatureNet, "eagle3": EagleNet},
+    **{"dflash": DflashNet, "dflash2": Dflash2Net, "dspark": DsparkNet},
+}
 
 
 def new_net(recipe: Recipe) -> CausalNet:
@@ -42,17 +47,7 @@ def new_net(recipe: Recipe) -> CausalNet:
 def new_draft(recipe: Recipe, target: CausalNet) -> Draft:
     """An untrained draft that reads `target`."""
     shared = Shared(target.model.embed_tokens.weight, target.lm_head.weight)
-    width = len(recipe.aux_layers) * target.hidden
-    if recipe.kind == "eagle":
-        return FeatureNet(recipe.shape, shared)
-    if recipe.dflash2 is not None:
-        return Dflash2Net(recipe.shape, width, recipe.block, recipe.mask_id, shared, recipe.dflash2)
-    if recipe.kind == "dflash":
-        return DflashNet(recipe.shape, width, recipe.block, recipe.mask_id, shared)
-    if recipe.heads is not None:
-        return DsparkNet(recipe.shape, width, recipe.block, recipe.mask_id, shared, recipe.heads)
-    mask = recipe.mask_id if recipe.parallel else None
-    return EagleNet(recipe.shape, width, recipe.draft_vocab, None if recipe.draft_vocab else shared, mask)
+    return DRAFT_NETS["dflash2" if recipe.dflash2 else recipe.kind](recipe, shared)
 
 
 def write(
@@ -70,17 +65,13 @@ def write(
         tensors["d2t"] = (kept - torch.arange(len(kept))).to(torch.int64)
         tensors["t2d"] = torch.zeros(recipe.shape.vocab_size, dtype=torch.bool).index_fill(0, kept, True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    _json(folder / "config.json", config_of(recipe, target))
-    if recipe.kind in ("target", "standalone"):
-        _json(
-            folder / "generation_config.json",
-            {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": EOS_ID, "do_sample": False},
-        )
-    save_tokenizer(tokenizer_json, folder, recipe.shape.max_position_embeddings)
-
-
-def _json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    (folder / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
+    files = json.loads(FILES.read_text(encoding="utf-8")) | {"config.json": config_of(recipe, target)}
+    files["tokenizer_config.json"]["model_max_length"] = recipe.shape.max_position_embeddings
+    if recipe.kind not in ("target", "standalone"):
+        del files["generation_config.json"]
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _stored(name: str, tensor: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.eagle_net import Shared
-from specmatrix.matrix.zoo.recipes import Dflash2Parts, Shape
+from specmatrix.matrix.zoo.recipes import Recipe
 
 
 class GroupedConv(nn.Module):
@@ -59,17 +59,15 @@ class Selector(nn.Module):
 class Dflash2Net(DflashNet):
     """While it is trained all tokens are candidates, else the `parts.selector_top_k` likeliest ones of each row."""
 
-    def __init__(
-        self, shape: Shape, captured_width: int, block: int, mask_id: int, shared: Shared, parts: Dflash2Parts
-    ) -> None:
-        super().__init__(shape, captured_width, block, mask_id, shared)
+    def __init__(self, recipe: Recipe, shared: Shared) -> None:
+        super().__init__(recipe, shared)
+        parts, hidden = recipe.dflash2, recipe.shape.hidden_size
+        assert parts is not None
         self.candidates = parts.selector_top_k
         for layer in self.layers:
             for part in ("attention", "mlp"):
-                layer.add_module(
-                    f"{part}_conv", GroupedConv(shape.hidden_size, parts.conv_kernel_size, parts.conv_group_size)
-                )
-        self.candidate_selector = Selector(shape.vocab_size, shape.hidden_size, parts.selector_rank)
+                layer.add_module(f"{part}_conv", GroupedConv(hidden, parts.conv_kernel_size, parts.conv_group_size))
+        self.candidate_selector = Selector(recipe.shape.vocab_size, hidden, parts.selector_rank)
 
     def around(self, layer: nn.Module, part: str, x: Tensor, block: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """As DFLASH's: convolved."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from specmatrix.matrix.zoo.eagle_net import Shared
 from specmatrix.matrix.zoo.net import Layer, RMSNorm, Table, initialise, rope_table, rotate, widened
-from specmatrix.matrix.zoo.recipes import Shape
+from specmatrix.matrix.zoo.recipes import Recipe
 
 
 class DflashNet(nn.Module):
@@ -18,10 +18,11 @@ class DflashNet(nn.Module):
 
     first = 1
 
-    def __init__(self, shape: Shape, captured_width: int, block: int, mask_id: int, shared: Shared) -> None:
+    def __init__(self, recipe: Recipe, shared: Shared) -> None:
         super().__init__()
-        self.shape, self.block, self.mask_id, self.shared = shape, block, mask_id, shared
-        self.fc = nn.Linear(captured_width, shape.hidden_size, bias=False)
+        self.shape, self.block, self.mask_id, self.shared = recipe.shape, recipe.block, recipe.mask_id, shared
+        shape = self.shape
+        self.fc = nn.Linear(shared.width(recipe), shape.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_hidden_layers))
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)

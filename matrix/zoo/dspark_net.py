@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.eagle_net import Shared
 from specmatrix.matrix.zoo.net import initialise
-from specmatrix.matrix.zoo.recipes import BlockHeads, Shape
+from specmatrix.matrix.zoo.recipes import Recipe, Shape
 
 
 class Markov(nn.Module):
@@ -53,13 +53,13 @@ class Confidence(nn.Module):
 class DsparkNet(DflashNet):
     """`block`: nodes of a round, one more than its drafts."""
 
-    def __init__(
-        self, shape: Shape, captured_width: int, block: int, mask_id: int, shared: Shared, heads: BlockHeads
-    ) -> None:
-        super().__init__(shape, captured_width, block, mask_id, shared)
+    def __init__(self, recipe: Recipe, shared: Shared) -> None:
+        super().__init__(recipe, shared)
+        heads = recipe.heads
+        assert heads is not None
         self.first = int(not heads.from_anchor)
-        self.markov_head = Markov(heads.kind, heads.rank, shape)
-        self.confidence_head = Confidence(shape.hidden_size + heads.rank)
+        self.markov_head = Markov(heads.kind, heads.rank, self.shape)
+        self.confidence_head = Confidence(self.shape.hidden_size + heads.rank)
 
     def corrected(self, hidden: Tensor, previous: Tensor) -> Tensor:
         """Logits [..., D, V] of drafts at hidden [..., D, H], each after its `previous` [..., D]."""

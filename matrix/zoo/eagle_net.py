@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from specmatrix.matrix.zoo.net import Attend, Layer, RMSNorm, Table, initialise
-from specmatrix.matrix.zoo.recipes import Shape
+from specmatrix.matrix.zoo.recipes import Recipe, Shape
 
 
 class Shared:
@@ -14,14 +14,18 @@ class Shared:
         self.embedding = embedding.detach()
         self.head = head.detach()
 
+    def width(self, recipe: Recipe) -> int:
+        """Of the target's captured states that a draft reads."""
+        return len(recipe.aux_layers) * self.embedding.shape[1]
+
 
 class FeatureNet(nn.Module):
     """EAGLE head in the checkpoint layout of LlamaForCausalLMEagle; embedding and head are the target's."""
 
-    def __init__(self, shape: Shape, shared: Shared) -> None:
+    def __init__(self, recipe: Recipe, shared: Shared) -> None:
         super().__init__()
-        self.shape = shape
-        self.shared = shared
+        shape = recipe.shape
+        self.shape, self.shared = shape, shared
         self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=False)
         self.layers = nn.ModuleList([Layer(shape)])
         del self.layers[0].input_layernorm  # EAGLE's first layer has none
@@ -52,32 +56,25 @@ class MidLayer(Layer):
 class EagleNet(nn.Module):
     """EAGLE3 head in the checkpoint layout of LlamaForCausalLMEagle3 (`checkpoint.write` adds d2t and t2d).
 
-    With `shared`, embedding and head are the target's; ordinary decoder layers follow the first one. With `mask_id` it
-    drafts in parallel (P-EAGLE, arXiv 2602.01469): `mask_hidden` takes the place of captured states.
+    Without a vocabulary of its own, embedding and head are the target's; ordinary decoder layers follow the first one.
+    If the recipe is `parallel` (P-EAGLE, arXiv 2602.01469), `mask_hidden` takes the place of captured states.
     """
 
-    def __init__(
-        self,
-        shape: Shape,
-        captured_width: int,
-        draft_vocab: int,
-        shared: Shared | None = None,
-        mask_id: int | None = None,
-    ) -> None:
+    def __init__(self, recipe: Recipe, shared: Shared) -> None:
         super().__init__()
-        self.shape = shape
-        self.shared = shared
-        self.fc = nn.Linear(captured_width, shape.hidden_size, bias=False)
+        self.shape, self.shared = recipe.shape, None if recipe.draft_vocab else shared
+        shape, width = self.shape, shared.width(recipe)
+        self.fc = nn.Linear(width, shape.hidden_size, bias=False)
         self.midlayer = MidLayer(shape)
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         if shape.num_hidden_layers > 1:
             self.layers = nn.ModuleDict({str(index): Layer(shape) for index in range(1, shape.num_hidden_layers)})
-        if shared is None:
+        if self.shared is None:
             self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
-            self.lm_head = nn.Linear(shape.hidden_size, draft_vocab, bias=False)
-        self.mask_id = mask_id
-        if mask_id is not None:
-            self.mask_hidden = nn.Parameter(torch.empty(1, captured_width))
+            self.lm_head = nn.Linear(shape.hidden_size, recipe.draft_vocab, bias=False)
+        self.mask_id = recipe.mask_id if recipe.parallel else None
+        if recipe.parallel:
+            self.mask_hidden = nn.Parameter(torch.empty(1, width))
         initialise(self)
 
     @property

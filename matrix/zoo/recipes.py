@@ -130,12 +130,4 @@ def smoke(recipe: Recipe) -> Recipe:
     return replace(recipe, fit=replace(recipe.fit, **short), bundled_fit=again, problems=0)
 
 
-SMOKE_DATA: Final = replace(
-    DATA,
-    train_problems=400,
-    distill_problems=48,
-    test_problems=24,
-    heldout_problems=8,
-    level_problems=4,
-    answer_limit=12,
-)
+SMOKE_DATA: Final = replace(DATA, **_TABLE["smoke_data"])

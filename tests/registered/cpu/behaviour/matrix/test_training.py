@@ -34,6 +34,13 @@ PLAIN = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads"
 SMALL = Shape(**RECIPES["llama-mini"].config | PLAIN)
 
 
+def small_draft(kind, draft_vocab=0, mask_id=0, parallel=False, block=0, **config: object):
+    """A recipe of a draft that reads two layers of a target of width 24."""
+    recipe = RECIPES[f"llama-mini-{kind}"]
+    own = {"draft_vocab": draft_vocab, "mask_id": mask_id, "parallel": parallel, "block": block, "aux_layers": (0, 1)}
+    return replace(recipe, config=recipe.config | PLAIN | config, **own)
+
+
 @pytest.fixture(
     params=["eagle", "eagle3", "eagle3 of two layers", "p-eagle", "pard", "standalone", "bundled", "hybrid"]
 )
@@ -42,18 +49,19 @@ def head(request) -> tuple[Head, int]:
     torch.manual_seed(0)
     shared = Shared(torch.randn(768, 24), torch.randn(768, 24))
     if request.param == "eagle":
-        return FeatureNet(SMALL, shared).eval(), 24
+        return FeatureNet(small_draft("eagle"), shared).eval(), 24
     if request.param == "eagle3":
-        return EagleNet(Shape(**vars(SMALL) | {"hidden_size": 20, "num_hidden_layers": 1}), 48, 32).eval(), 48
+        return EagleNet(small_draft("eagle3", draft_vocab=32, hidden_size=20, num_hidden_layers=1), shared).eval(), 48
     if request.param == "p-eagle":
-        return EagleNet(Shape(**vars(SMALL) | {"hidden_size": 20}), 48, 32, None, 5).eval(), 48
+        own = small_draft("eagle3", draft_vocab=32, mask_id=5, parallel=True, hidden_size=20)
+        return EagleNet(own, shared).eval(), 48
     if request.param in ("pard", "standalone"):
         return LanguageHead(CausalNet(SMALL).eval(), 5 if request.param == "pard" else None), 24
     if request.param == "bundled":
         return DeepseekNet(LATENT).eval().bundled()[0], 24
     if request.param == "hybrid":
         return HybridNet(HYBRID).eval().bundled()[0], 24
-    return EagleNet(SMALL, 48, 0, shared).eval(), 48
+    return EagleNet(small_draft("eagle3"), shared).eval(), 48
 
 
 @torch.inference_mode()
@@ -113,13 +121,8 @@ def test_a_chain_of_layers_equals_drafting_layer_by_layer():
 @torch.inference_mode()
 def test_a_block_depends_on_the_context_in_front_of_it_and_on_its_anchor_alone():
     torch.manual_seed(0)
-    net = DflashNet(
-        Shape(**RECIPES["llama-mini-dflash"].config | PLAIN),
-        48,
-        5,
-        3,
-        Shared(torch.randn(768, 24), torch.randn(768, 24)),
-    ).eval()
+    shared = Shared(torch.randn(768, 24), torch.randn(768, 24))
+    net = DflashNet(small_draft("dflash", block=5, mask_id=3), shared).eval()
     tokens = torch.randint(4, 768, (1, 12), generator=torch.Generator().manual_seed(1))
     captured = torch.randn(1, 12, 48, generator=torch.Generator().manual_seed(2))
     both = net.rows(tokens, captured, torch.tensor([[4, 7]]))
