@@ -8,13 +8,10 @@ import platform
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Final
-
-import typer
+from typing import Any, Final
 
 from specmatrix.benchmarks.metric import Metric
 from specmatrix.errors import ConfigError, shown
-from specmatrix.options import Json
 from specmatrix.reports.atomic import check_place, write_text
 from specmatrix.reports.render.console import print_markdown
 from specmatrix.reports.render.markup import markdown
@@ -25,11 +22,7 @@ GROUPS: Final = ("gpu", "tune", "delta")
 FILES: Final = ("bench.json", "bench.md")
 
 
-def bench(
-    group: Annotated[str, typer.Argument(metavar="NAME", help="gpu, tune or delta")] = GROUPS[0],
-    out: Annotated[Path | None, typer.Option(help="also write bench.json and bench.md here")] = None,
-    json_: Json = False,
-) -> int:
+def bench(group: str = GROUPS[0], out: Path | None = None, json_: bool = False) -> int:
     """Measure, print (JSON with `json_`, else a table) and, with `out`, write bench.json and bench.md there.
 
     Returns 0 if every goal is met, else 1; noisy, red and unmeasured figures do not meet their goal. ConfigError for an

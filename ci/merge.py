@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-import typer
 from msgspec.structs import replace
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.gates.same_texts import SameTexts
 from specmatrix.matrix.run.provenance import merged_host
-from specmatrix.options import Json, Junit
 from specmatrix.reports.render.run import write_run
 from specmatrix.reports.render.terminal import show_run
 from specmatrix.reports.schema import REPORT_FILE, Header, ShardRecord
@@ -23,12 +21,7 @@ from specmatrix.reports.store import Report, ReportWriter, load
 OWN: Final = ("created", "host", "shard")
 
 
-def merge(
-    reports: Annotated[list[Path], typer.Argument(metavar="OUT", help="the reports of all shards of a run")],
-    out: Annotated[Path, typer.Option(help="folder for the report of the whole run")],
-    junit: Junit = None,
-    json_: Json = False,
-) -> int:
+def merge(reports: list[Path], out: Path, junit: Path | None = None, json_: bool = False) -> int:
     """Write and print the report of the whole run; the exit status is that of the run.
 
     ConfigError if the reports are not all shards of one run, or if `out` holds one of them.

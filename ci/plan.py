@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from math import ceil
-from typing import Annotated, Any, Final
-
-import typer
+from pathlib import Path
+from typing import Any, Final
 
 from specmatrix.ci.planner import Shard, ShardPlan, shard_plan
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cover.order import measured_seconds
 from specmatrix.matrix.cover.selection import chosen_cells
-from specmatrix.options import Durations, Json, Plugins, Selector, Stage
 from specmatrix.reports.render.console import print_answer
 from specmatrix.reports.wording import count, duration
 
@@ -26,21 +24,15 @@ INSTALL_SECONDS: Final = 300.0
 
 
 def plan(
-    shards: Annotated[int, typer.Option(min=1, max=1000, help="number of shards, those of `run --shard`")],
-    tier: Annotated[str, typer.Option(help="tiers, such as gpu1,gpu2")] = "cpu",
-    stage: Stage = "pr",
-    cells: Selector = None,
-    durations: Durations = None,
-    max_gpu_minutes: Annotated[
-        int | None,
-        typer.Option(min=1, help="most GPU minutes of the plan, which its shards share"),
-    ] = None,
-    matrix: Annotated[
-        str | None,
-        typer.Option(metavar="RUNNERS", help="print a job matrix for GitHub Actions, on these: cpu=LABEL,gpu1=LABEL"),
-    ] = None,
-    json_: Json = False,
-    _plugin: Plugins = None,
+    shards: int,
+    tier: str = "cpu",
+    stage: str = "pr",
+    cells: list[str] | None = None,
+    durations: Path | None = None,
+    max_gpu_minutes: int | None = None,
+    matrix: str | None = None,
+    json_: bool = False,
+    _plugin: list[Path] | None = None,
 ) -> int:
     """Print a plan for each tier, those of hosts packed together: a line per shard, JSON or a job matrix. ConfigError
     or ReportError on a bad option, or if the plan needs more than `max_gpu_minutes`."""

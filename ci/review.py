@@ -6,16 +6,13 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 from urllib.parse import urlsplit
-
-import typer
 
 from specmatrix.errors import ConfigError, shown, text_of
 from specmatrix.files import read_text
 from specmatrix.matrix.cover.selection import base_name
 from specmatrix.matrix.run.executed_lines import changed_lines, suspects
-from specmatrix.options import Acknowledge
 from specmatrix.plain_text import as_given
 from specmatrix.reports.atomic import check_place, held, write_text
 from specmatrix.reports.compare import compare, read_acknowledgements
@@ -40,18 +37,13 @@ CHECK_FILE: Final = "check.json"
 
 
 def review(
-    reports: Annotated[list[Path], typer.Argument(metavar="OUT", help="the runs of a change, one per tier and stage")],
-    base: Annotated[
-        Path | None, typer.Option(help="a report of the base, or a folder of TIER-STAGE.jsonl.gz to choose from")
-    ] = None,
-    acknowledge: Acknowledge = None,
-    out: Annotated[Path | None, typer.Option(help="write comment.md and check.json here")] = None,
-    link: Annotated[str, typer.Option(help="address of the CI run, for the comment")] = "",
-    diff: Annotated[
-        Path | None,
-        typer.Option(help="`git diff -U0` of the change: annotate its lines that only failing cells execute"),
-    ] = None,
-    annotate: Annotated[bool, typer.Option("--annotate", help="print annotations for GitHub Actions")] = False,
+    reports: list[Path],
+    base: Path | None = None,
+    acknowledge: Path | None = None,
+    out: Path | None = None,
+    link: str = "",
+    diff: Path | None = None,
+    annotate: bool = False,
 ) -> int:
     """Print the verdict of each run, write `comment.md` and `check.json`, and return 1 if one is red.
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Final
-
-import typer
+from pathlib import Path
+from typing import Final
 
 from specmatrix.ci.cell_runs import CellRuns, cell_runs
 from specmatrix.ci.run_options import RunOptions
@@ -22,7 +21,7 @@ from specmatrix.matrix.gates.registry import gate_names
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.matrix.zoo.registry import verify_cells
-from specmatrix.options import WORKERS, PlantedFault, Plugins, Seed, Tier, Workers
+from specmatrix.options import WORKERS
 from specmatrix.reports.render.console import as_called
 from specmatrix.reports.schema import RED_STATES, CellResult
 from specmatrix.reports.wording import count, failure, shorten
@@ -80,13 +79,13 @@ class Shrunk:
 
 
 def shrink(
-    cell: Annotated[str, typer.Argument(metavar="CELL", help="the id of a red cell")],
-    gate: Annotated[str | None, typer.Option(help="the gate that must stay red; default: the first red one")] = None,
-    tier: Tier = "cpu",
-    workers: Workers = WORKERS,
-    seed: Seed = 0,
-    fault: PlantedFault = None,
-    plugin: Plugins = None,
+    cell: str,
+    gate: str | None = None,
+    tier: str = "cpu",
+    workers: int = WORKERS,
+    seed: int = 0,
+    fault: str | None = None,
+    plugin: list[Path] | None = None,
 ) -> int:
     """Print the smallest run of a red cell that is red for the same gate, and its command. ConfigError if the cell is
     not red for it, or on a bad option."""

@@ -6,13 +6,14 @@ Exit status: 0 on success, 1 if something is red, 2 for invalid input (one error
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, cast, get_origin
 
 import msgspec
 import typer
@@ -45,9 +46,12 @@ class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     function: str = ""
     engine_flags: bool = False
     section: str = ""
+    options: Mapping[str, Any] = {}
 
 
 COMMANDS: Final = msgspec.yaml.decode(Path(__file__).with_name("commands.yaml").read_bytes(), type=dict[str, Command])
+# By a parameter's name, where a command has no row of its own.
+OPTIONS: Final[dict[str, Any]] = msgspec.yaml.decode(Path(__file__).with_name("options.yaml").read_bytes())
 
 
 class LoadedCommands(Mapping[str, TyperCommand | TyperGroup]):
@@ -102,7 +106,7 @@ class EngineCommand(TyperCommand):
 
 
 def _loaded(row: Command, behind: LoadedCommands) -> TyperCommand | TyperGroup:
-    function = _function(row.function) if row.function else lambda: None
+    function = _described(_function(row.function), OPTIONS | dict(row.options)) if row.function else lambda: None
     if behind.rows:
         return _group(function, row.help, behind, alone=bool(row.function))
     app = _app()
@@ -110,6 +114,35 @@ def _loaded(row: Command, behind: LoadedCommands) -> TyperCommand | TyperGroup:
     settings = {"ignore_unknown_options": row.engine_flags, **HELPED}
     app.command(help=row.help, cls=kind, context_settings=settings)(function)
     return cast(TyperCommand, typer.main.get_command(app))
+
+
+def _described(function: Any, rows: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any command
+    """The function with the settings of `rows` for its parameters."""
+
+    @wraps(function)
+    def command(**given: Any) -> Any:  # noqa: ANN401 - as the function
+        return function(**given)
+
+    signature = inspect.signature(function, eval_str=True)
+    found = [_parameter(one, rows) for one in signature.parameters.values()]
+    command.__signature__ = signature.replace(parameters=found)  # type: ignore[attr-defined]
+    return command
+
+
+def _parameter(one: inspect.Parameter, rows: Mapping[str, Any]) -> inspect.Parameter:
+    """The parameter with its row; one that typer fills, or that has its settings in its annotation, as it is."""
+    if one.annotation is typer.Context or get_origin(one.annotation) is Annotated:
+        return one
+    name = one.name.strip("_")
+    row = rows[name]
+    settings = {"help": row} if isinstance(row, str) else dict(row)
+    if "callback" in settings:
+        settings["callback"] = _function(settings["callback"])
+    if settings.pop("argument", False):
+        return one.replace(annotation=Annotated[one.annotation, typer.Argument(**settings)])
+    # A switch has no `--no-` form.
+    flag = settings.pop("flag", f"--{name.replace('_', '-')}" if one.annotation is bool or name != one.name else None)
+    return one.replace(annotation=Annotated[one.annotation, typer.Option(*filter(None, [flag]), **settings)])
 
 
 def _group(function: Any, text: str, commands: LoadedCommands, alone: bool = False) -> CommandGroup:  # noqa: ANN401

@@ -8,9 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-import typer
+from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.accuracy.paired_run import FILES, Asking, Compared, of_cell, of_pair, paired_run
@@ -18,7 +16,6 @@ from specmatrix.matrix.accuracy.task import Split, definition
 from specmatrix.matrix.cover.selection import WEIGHTS
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.zoo.published.pairs import locate, pair_of
-from specmatrix.options import Json, Models
 from specmatrix.reports.atomic import check_place, write_text
 from specmatrix.reports.render.console import print_markdown
 from specmatrix.reports.render.markup import markdown as from_template
@@ -45,25 +42,18 @@ DEFAULT_CELL: Final = "eagle3.s3.k1.n4.v2"
 
 
 def accuracy(
-    data: Annotated[Path, typer.Option(help="the task's questions as JSON Lines")],
-    task: Annotated[str, typer.Option(help="the task's name")] = "gsm8k",
-    train: Annotated[Path | None, typer.Option(help="questions for few-shot examples")] = None,
-    cell: Annotated[str | None, typer.Option(help=f"the cell to evaluate, by id; default: {DEFAULT_CELL}")] = None,
-    checkpoint: Annotated[
-        list[str] | None,
-        typer.Option(help="published checkpoints instead, by a name of `specmatrix checkpoints list`"),
-    ] = None,
-    stage: Annotated[
-        str | None, typer.Option(help="weights: all of these checkpoints, or each --checkpoint, as cells of a report")
-    ] = None,
-    models: Models = None,
-    limit: Annotated[int | None, typer.Option(help="ask at most this many questions")] = None,
-    num_fewshot: Annotated[
-        int | None, typer.Option(help="few-shot examples per prompt; default: 5, for cells of the zoo 0")
-    ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="longest answer in tokens")] = 256,
-    out: Annotated[Path | None, typer.Option(help="also write accuracy.json and accuracy.md here")] = None,
-    json_: Json = False,
+    data: Path,
+    task: str = "gsm8k",
+    train: Path | None = None,
+    cell: str | None = None,
+    checkpoint: list[str] | None = None,
+    stage: str | None = None,
+    models: Path | None = None,
+    limit: int | None = None,
+    num_fewshot: int | None = None,
+    max_new_tokens: int = 256,
+    out: Path | None = None,
+    json_: bool = False,
 ) -> int:
     """0 if the gate passes, else 1. EngineError or ReportError on invalid input, and on a machine without the required
     GPU, memory or weights."""
@@ -105,11 +95,7 @@ def _measured(
 
 
 def check_choice(
-    stage: str | None,
-    cell: str | None,
-    checkpoints: Sequence[str],
-    models: Path | None,
-    out: Path | None,
+    stage: str | None, cell: str | None, checkpoints: Sequence[str], models: Path | None, out: Path | None
 ) -> None:
     """ConfigError if the options select more than one thing to measure, or one only in part."""
     if stage is not None:

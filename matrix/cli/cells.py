@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
+from pathlib import Path
 
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.errors import ConfigError
@@ -20,14 +18,13 @@ from specmatrix.matrix.subjects.protocol import Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.translations import translated
 from specmatrix.matrix.workloads.prepared_cell import prepare
-from specmatrix.options import ApiKey, BaselineUrl, Json, Plugins, Selector, SubjectName, Tier, Url
 from specmatrix.reports.render.console import print_answer
 from specmatrix.reports.schema import REFERENCE
 from specmatrix.reports.schema import Json as JsonValue
 from specmatrix.reports.wording import count, duration
 
 
-def axes(json_: Json = False, _plugin: Plugins = None) -> int:
+def axes(json_: bool = False, _plugin: list[Path] | None = None) -> int:
     """Print every axis with its values, the default first."""
     rows = [
         {
@@ -46,16 +43,16 @@ def axes(json_: Json = False, _plugin: Plugins = None) -> int:
 
 
 def list_cells(
-    tier: Tier = "cpu",
-    stage: Annotated[str, typer.Option(help="smoke, pr or nightly; product: all possible cells")] = "pr",
-    cells: Selector = None,
-    limit: Annotated[int | None, typer.Option(help="list at most this many cells")] = None,
-    subject: SubjectName = REFERENCE,
-    url: Url = None,
-    baseline_url: BaselineUrl = None,
-    api_key: ApiKey = None,
-    json_: Json = False,
-    _plugin: Plugins = None,
+    tier: str = "cpu",
+    stage: str = "pr",
+    cells: list[str] | None = None,
+    limit: int | None = None,
+    subject: str = REFERENCE,
+    url: str | None = None,
+    baseline_url: str | None = None,
+    api_key: str | None = None,
+    json_: bool = False,
+    _plugin: list[Path] | None = None,
 ) -> int:
     """Print the cells that a run of these options has: id, what the engine must do, and the reference engine's
     estimated seconds, or why another subject does not support the cell."""
@@ -81,11 +78,7 @@ def list_cells(
     return print_answer({"schema": 1, "cells": rows}, "\n".join(lines), json_)
 
 
-def explain(
-    cell: Annotated[list[str], typer.Argument(metavar="CELL", help="ids of cells, or axis=value ... of one")],
-    json_: Json = False,
-    _plugin: Plugins = None,
-) -> int:
+def explain(cell: list[str], json_: bool = False, _plugin: list[Path] | None = None) -> int:
     """Explain each cell: an id, or an assignment. Words of one `axis=value` each are one assignment together. The exit
     status is 2 if one is refused, or is no cell of the matrix."""
     single = [word for word in cell if "=" in word and not word.split()[1:]]

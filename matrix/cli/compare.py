@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from specmatrix.options import Acknowledge, Json
 from specmatrix.reports.compare import compare as compare_reports
 from specmatrix.reports.compare import comparison_json, read_acknowledgements
 from specmatrix.reports.render.comparison import write_comparison
@@ -19,11 +15,7 @@ from specmatrix.reports.store import gc_paused, load
 
 
 def compare(
-    base: Annotated[Path, typer.Argument(metavar="BASE", help="a report, or the folder of a run")],
-    head: Annotated[Path, typer.Argument(metavar="HEAD", help="the report to compare with it")],
-    acknowledge: Acknowledge = None,
-    out: Annotated[Path | None, typer.Option(help="also write comparison.json, .md and .html here")] = None,
-    json_: Json = False,
+    base: Path, head: Path, acknowledge: Path | None = None, out: Path | None = None, json_: bool = False
 ) -> int:
     """0 if the verdict is green. ReportError on a bad report."""
     entries = read_acknowledgements(acknowledge) if acknowledge else ()

@@ -11,15 +11,12 @@ from itertools import groupby
 from pathlib import Path
 from textwrap import indent
 from time import monotonic
-from typing import Annotated, Any, Final
-
-import typer
+from typing import Any, Final
 
 from specmatrix.child_process import ChildProcess
 from specmatrix.errors import ConfigError
 from specmatrix.files import opened
 from specmatrix.matrix.cli.flags import flags_of
-from specmatrix.options import Json
 from specmatrix.reports.render.progress import awaited
 from specmatrix.reports.wording import count
 from specmatrix.stopping import Stopped
@@ -34,19 +31,7 @@ class NoVerdictError(Exception):
     """The process ended or hung before its verdict; the message says how."""
 
 
-def contract(
-    algorithm: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="FILE", help="a Python file that registers algorithms, or an algorithm's name"),
-    ] = None,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            min=0.001, max=1e6, help="seconds for each engine start; one that takes longer fails the contract"
-        ),
-    ] = 120.0,
-    json_: Json = False,
-) -> int:
+def contract(algorithm: list[str] | None = None, timeout: float = 120.0, json_: bool = False) -> int:
     """Run the suite for the algorithms of a file, or for one by name; 0 if every engine start conforms.
 
     algorithm: the file or the name, and engine flags as typed. ConfigError on an invalid one.

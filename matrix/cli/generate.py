@@ -7,10 +7,9 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
+from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-import typer
+from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix.engine.core.config.asked import EngineConfig, Resolved
 from specmatrix.engine.core.config.defaults import SHAPE
@@ -22,7 +21,6 @@ from specmatrix.matrix.cells.tiers import check_parallel
 from specmatrix.matrix.cli.flags import flags_of
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 from specmatrix.matrix.zoo.registry import resolve_path, verify_models
-from specmatrix.options import AlgorithmFile, Threads
 from specmatrix.reports.render.progress import waiting
 
 if TYPE_CHECKING:  # the help of the command needs no torch
@@ -40,12 +38,12 @@ DRAFTER_FIELDS: Final = {"enable_multi_layer_eagle"}
 
 
 def generate(
-    question: Annotated[list[str] | None, typer.Argument(metavar="QUESTION", help="a question in words")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="longest answer in tokens")] = 160,
-    temperature: Annotated[float, typer.Option(help="sampling temperature; 0 is greedy")] = 0.0,
-    seed: Annotated[int, typer.Option(help="sampling seed")] = 0,
-    threads: Threads = 1,
-    speculative_algorithm_file: AlgorithmFile = None,
+    question: list[str] | None = None,
+    max_new_tokens: int = 160,
+    temperature: float = 0.0,
+    seed: int = 0,
+    threads: int = 1,
+    speculative_algorithm_file: Path | None = None,
 ) -> int:
     """Stream the answer, then print acceptance length, tokens per second and the speed-up over no drafter.
 

@@ -6,9 +6,8 @@ import gzip
 from collections.abc import Iterable
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-import typer
 import yaml
 
 from specmatrix.errors import ConfigError
@@ -16,7 +15,6 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selector import parse_selector
 from specmatrix.matrix.cover.selection import base_name
 from specmatrix.matrix.run.waivers import load_waivers
-from specmatrix.options import Json
 from specmatrix.reports.atomic import replaced
 from specmatrix.reports.history import Flaky, read
 from specmatrix.reports.history import add as add_report
@@ -27,16 +25,9 @@ from specmatrix.reports.store import load
 from specmatrix.reports.wording import count
 
 FOLDER: Final = Path("history")
-Folder = Annotated[Path, typer.Option("--history", help="folder of the history, a Parquet file per run")]
 
 
-def add(
-    reports: Annotated[list[Path], typer.Argument(metavar="OUT", help="reports, or the folders of runs")],
-    folder: Folder = FOLDER,
-    base: Annotated[
-        Path | None, typer.Option(help="also keep each here as TIER-STAGE.jsonl.gz, for `specmatrix review --base`")
-    ] = None,
-) -> int:
+def add(reports: list[Path], folder: Path = FOLDER, base: Path | None = None) -> int:
     """Add each report; one that is there already stays as it is."""
     for path in reports:
         run, new = add_report(path, folder)
@@ -49,11 +40,7 @@ def add(
 
 
 def flaky(
-    folder: Folder = FOLDER,
-    cells: Annotated[str | None, typer.Option(help="only cells of this id or selector")] = None,
-    waivers: Annotated[Path | None, typer.Option(help="print the waivers that this file lacks, as YAML")] = None,
-    days: Annotated[int, typer.Option(min=1, max=366, help="days until these waivers expire")] = 14,
-    json_: Json = False,
+    folder: Path = FOLDER, cells: str | None = None, waivers: Path | None = None, days: int = 14, json_: bool = False
 ) -> int:
     """Print the flaky cells, or with `waivers` the entries that this file lacks."""
     picks = None if cells is None else parse_selector(cells)

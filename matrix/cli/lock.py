@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cover.lock import check as check_lock
@@ -14,20 +11,17 @@ from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.cover.order import renew
 from specmatrix.matrix.faults.command import select
 from specmatrix.matrix.subjects.subject_lock import check_own, extend_own, limited_subjects
-from specmatrix.options import Durations
 from specmatrix.reports.render.console import print_text
 from specmatrix.reports.render.progress import waiting
 from specmatrix.reports.schema import REFERENCE
 
 
 def lock(
-    check: Annotated[bool, typer.Option("--check", help="only verify it (the default)")] = False,
-    extend: Annotated[bool, typer.Option("--extend", help="append what is missing")] = False,
-    full: Annotated[bool, typer.Option("--full", help="also verify the triples of the nightly stage")] = False,
-    order: Annotated[
-        Path | None, typer.Option(metavar="KILLS.json", help="recompute the order of the cells from this kill matrix")
-    ] = None,
-    durations: Durations = None,
+    check: bool = False,
+    extend: bool = False,
+    full: bool = False,
+    order: Path | None = None,
+    durations: Path | None = None,
 ) -> int:
     """Print the result and return the exit status: 0 if the lock files are complete.
 

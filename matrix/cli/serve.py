@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from pathlib import Path
 from socket import socket
-from typing import TYPE_CHECKING, Annotated, Final
-
-import typer
+from typing import TYPE_CHECKING, Final
 
 from specmatrix.errors import ConfigError, shown
 from specmatrix.extras import require
@@ -16,7 +15,6 @@ from specmatrix.matrix.cells.tiers import check_parallel
 from specmatrix.matrix.cli.flags import flags_of
 from specmatrix.matrix.cli.generate import ALGORITHM, configuration
 from specmatrix.matrix.zoo.registry import resolve_path, verify_models
-from specmatrix.options import AlgorithmFile, Threads
 from specmatrix.reports.render.progress import waiting
 
 if TYPE_CHECKING:  # the help of the command needs no torch
@@ -27,19 +25,17 @@ PACKAGES: Final = ("fastapi", "uvicorn", "prometheus_client")
 
 
 def serve(
-    words: Annotated[list[str] | None, typer.Argument(metavar="FLAG", hidden=True)] = None,
-    host: Annotated[str, typer.Option(help="address to listen on; this one is of this machine only")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="port to listen on; 0: a free one, which is printed")] = 30000,
-    api_key: Annotated[str | None, typer.Option(help="key that every client must send as a bearer token")] = None,
-    served_model_name: Annotated[
-        str | None, typer.Option(help="the model's name in OpenAI's API; default: --model-path")
-    ] = None,
-    max_queued_requests: Annotated[int, typer.Option(help="requests that wait; further ones get status 429")] = 128,
-    max_connections: Annotated[int, typer.Option(help="HTTP requests at once; further ones get status 429")] = 512,
-    max_body_bytes: Annotated[int, typer.Option(help="longest body; a longer one gets status 413")] = 4 * 2**20,
-    drain_seconds: Annotated[float, typer.Option(help="how long running requests may last after a signal")] = 60.0,
-    threads: Threads = 1,
-    speculative_algorithm_file: AlgorithmFile = None,
+    words: list[str] | None = None,
+    host: str = "127.0.0.1",
+    port: int = 30000,
+    api_key: str | None = None,
+    served_model_name: str | None = None,
+    max_queued_requests: int = 128,
+    max_connections: int = 512,
+    max_body_bytes: int = 4 * 2**20,
+    drain_seconds: float = 60.0,
+    threads: int = 1,
+    speculative_algorithm_file: Path | None = None,
 ) -> int:
     """Serve until a signal; 0 if every page was freed, 1 if not. ConfigError if the configuration cannot be served."""
     for name in PACKAGES:

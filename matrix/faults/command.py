@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-import typer
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
@@ -21,7 +20,7 @@ from specmatrix.matrix.cover.selection import of_gpus
 from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.kill_matrix import Kill, Matrix, kill_matrix
 from specmatrix.matrix.faults.loader import all_faults
-from specmatrix.options import WORKERS, Json, Plugins, Seed, Stage, Workers
+from specmatrix.options import WORKERS
 from specmatrix.reports.atomic import write_text
 from specmatrix.reports.render.console import print_answer, table_console
 from specmatrix.reports.render.progress import counting
@@ -49,20 +48,17 @@ NEVER_ALONE: Final = "[red]kills no fault alone[/]"
 
 
 def faults(
-    names: Annotated[list[str] | None, typer.Argument(metavar="ID", help="ids of faults; default: all")] = None,
-    stage: Stage = "pr",
-    seed: Seed = 0,
-    workers: Workers = WORKERS,
-    out: Annotated[Path | None, typer.Option(help="also write faults.json here")] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="also print each gate's message")] = False,
-    json_: Json = False,
-    tier: Annotated[str, typer.Option(help="where to plant them: cpu, or gpu1 for GPU-only faults")] = "cpu",
-    first: Annotated[
-        int | None,
-        typer.Option(min=1, help="run this many cells of the stage before a fault's own"),
-    ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="only list the faults")] = False,
-    _plugin: Plugins = None,
+    names: list[str] | None = None,
+    stage: str = "pr",
+    seed: int = 0,
+    workers: int = WORKERS,
+    out: Path | None = None,
+    verbose: bool = False,
+    json_: bool = False,
+    tier: str = "cpu",
+    first: int | None = None,
+    list_: bool = False,
+    _plugin: list[Path] | None = None,
 ) -> int:
     """Print the kill matrix of a tier's faults (or of the faults `names`), as a table or JSON; return the exit status.
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.zoo import absolute, card, registry
 from specmatrix.matrix.zoo.recipes import RECIPES
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
-from specmatrix.options import Json, Minutes
 from specmatrix.reports.render.console import print_answer
 from specmatrix.reports.render.progress import waiting
 
 
-def list_models(json_: Json = False) -> int:
+def list_models(json_: bool = False) -> int:
     """Print the card of every model, or a JSON list of them. ConfigError if one is missing."""
     cards = []
     for name in RECIPES:
@@ -43,11 +39,11 @@ def verify() -> int:
 
 
 def train(
-    names: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="models; default: all")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    out: Annotated[Path, typer.Option(help="folder for the checkpoints")] = Path("out/zoo"),
-    minutes: Minutes = 8.0,
-    quick: Annotated[bool, typer.Option("--quick", help="a few steps only, as a smoke test")] = False,
+    names: list[str] | None = None,
+    device: str = "cpu",
+    out: Path = Path("out/zoo"),
+    minutes: float = 8.0,
+    quick: bool = False,
 ) -> int:
     """Train models from their recipes. ConfigError on an unknown name, an unavailable device or a full disk."""
     import torch

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
-import typer
 
 from specmatrix.matrix.zoo.published.pairs import ACCURACY, MODELS, PAIRS, ModelPair, Published, missing, pair_of
-from specmatrix.options import Json, Models
 from specmatrix.reports.render.console import print_answer, table_console
 
 HEAD: Final = ("checkpoint", "tier", "target", "algorithm")
 
 
-def list_pairs(json_: Json = False) -> int:
+def list_pairs(json_: bool = False) -> int:
     """Print a table of all pairs, or a JSON list with all details."""
     rows = [HEAD, *(_row(pair) for pair in PAIRS.values())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -27,11 +26,7 @@ def list_pairs(json_: Json = False) -> int:
     return print_answer([_record(pair) for pair in PAIRS.values()], "\n".join(lines), json_)
 
 
-def check(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="names of the list; default: all")] = None,
-    models: Models = None,
-    json_: Json = False,
-) -> int:
+def check(names: list[str] | None = None, models: Path | None = None, json_: bool = False) -> int:
     """Report for each pair what this machine lacks to run it: a GPU, or a folder.
 
     Returns 0 if nothing is missing, else 2. ConfigError on an unknown name.
