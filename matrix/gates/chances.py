@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Final
 
+from specmatrix.engine.core.draft.algorithms import algorithm
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, PackageGate, State
 from specmatrix.matrix.gates.rejection import Places, add_chances, by_position, least_likely, too_often
@@ -43,6 +44,7 @@ class ChancesGate(PackageGate):
         import torch
 
         cell, places, compared, rule = prepared.cell, Places(), 0, self.accepts(prepared.cell)
+        block = algorithm(cell.algorithm).block
         drawn = {one.name: one for one in run.requests if one.name.startswith("d")}
         answers = [
             replace(answer, accept_lengths=_lengths(answer))
@@ -64,7 +66,9 @@ class ChancesGate(PackageGate):
                     tell = min(length, width - 1, left - 1)
                     if tell > 0:
                         path = answer.output_ids[at : at + length - 1]
-                        chances = chances_along(text, text.draft((width - 1, 1, width)), known, path, tell, rule)
+                        # A block is drafted whole, however much of it the round verifies.
+                        drafted = int(run.resolved["num_draft_tokens"]) if block else width
+                        chances = chances_along(text, text.draft((drafted - 1, 1, drafted)), known, path, tell, rule)
                         add_chances(places, chances, length - 1)
                         compared += 1
                     at += length

@@ -97,7 +97,9 @@ class Connection:
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The objects of a stream of server-sent events. Raises as `post`."""
-        with self._client.stream("POST", path, json={**body, "stream": True}) as response:
+        # llama.cpp closes a connection behind some streams without saying so.
+        headers = {"Connection": "close"}
+        with self._client.stream("POST", path, json={**body, "stream": True}, headers=headers) as response:
             if response.status_code in REFUSED:
                 response.read()
                 raise RefusedAsk(_message(response.text))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from tempfile import TemporaryDirectory
@@ -68,7 +68,8 @@ class LlamaCppEngine(RunningEngine):
         flags = self._command.flags
         if (depth := flags.get("spec-draft-n-max")) is None:
             return {}
-        return {"num_steps": depth, "topk": 1, "num_draft_tokens": depth + 1}
+        steps = 1 if flags["spec-type"] == "draft-dflash" else depth
+        return {"num_steps": steps, "topk": 1, "num_draft_tokens": depth + 1}
 
     def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
         """Send all asks to empty slots, concurrently where they do not wait for each other."""
@@ -104,53 +105,87 @@ class LlamaCppEngine(RunningEngine):
     def _send(self, ask: SubjectRequest) -> Answer:
         body = {**ask.fields, "prompt": list(ask.input_ids)}
         try:
-            if body["stream"] or ask.abort_after is not None:
-                return self._streamed(ask, body)
-            found = self._server.post("/completion", body)
+            if body["stream"]:
+                found = [*self._streamed(ask, body)]
+            else:
+                whole = self._server.post("/completion", body)
+                found = [self._answer(ask, one) for one in (whole if isinstance(whole, list) else [whole])]
         except RefusedAsk as refused:
             return Answer(ask.id, ask.input_ids, (), "", "refused", None, 0, (), refusal=str(refused))
-        first, *further = [self._answer(ask, one) for one in (found if isinstance(found, list) else [found])]
-        return replace(first, further=tuple(further))
+        return replace(found[0], further=tuple(found[1:]))
 
-    def _streamed(self, ask: SubjectRequest, body: Mapping[str, Any]) -> Answer:
+    def _streamed(self, ask: SubjectRequest, body: Mapping[str, Any]) -> Iterator[Answer]:
         """Read a stream to its end, or close the connection after the ask's number of tokens, which aborts it."""
-        tokens, text, pieces, times = list[int](), "", list[str](), dict[str, Any]()
+        streams = defaultdict[int, Stream](Stream)
         for part in self._server.stream("/completion", {**body, "timings_per_token": True}):
             if "error" in part:
                 raise RuntimeError(f"llama.cpp's server failed in a stream: {part['error']['message']}")
-            times = part["timings"]
-            text += part["content"]
-            pieces.append(text)
-            if part["stop"]:
-                whole = {**part, "content": text, "tokens": tokens}
-                return self._answer(ask, whole, tuple(dict.fromkeys(pieces)) if body["stream"] else ())
-            tokens += part["tokens"]
-            if ask.abort_after is not None and len(tokens) >= ask.abort_after:
+            read = streams[part["index"]]
+            read.add(part)
+            if ask.abort_after is not None and len(read.tokens) >= ask.abort_after:
                 break
-        self._count(times)
-        return Answer(ask.id, ask.input_ids, tuple(tokens), text, "abort", None, 0, ())
+        for _, read in sorted(streams.items()):
+            yield self._answer(ask, {**read.last, "content": read.text, "tokens": read.tokens}, read)
 
-    def _answer(self, ask: SubjectRequest, found: Mapping[str, Any], pieces: tuple[str, ...] = ()) -> Answer:
-        # The list of drafters begins with "none".
-        self._check(spec_type=found["generation_settings"]["speculative.types"].removeprefix("none,"))
-        times, ids, kind = found["timings"], tuple(found["tokens"]), found["stop_type"]
-        self._count(times)
+    def _answer(self, ask: SubjectRequest, found: Mapping[str, Any], read: Stream | None = None) -> Answer:
+        """found: the last part of a stream, or a whole answer."""
+        times, ids, kind = found["timings"], tuple(found["tokens"]), found.get("stop_type")
+        with self._lock:
+            self._counts["spec.drafted"] += times.get("draft_n", 0)
+            self._counts["spec.accepted"] += times.get("draft_n_accepted", 0)
+        if found["stop"]:
+            # The list of drafters begins with "none".
+            self._check(spec_type=found["generation_settings"]["speculative.types"].removeprefix("none,"))
+        if len(ids) != times["predicted_n"]:
+            held = f"{len(ids)} of its {times['predicted_n']} tokens"
+            raise RuntimeError(f"llama.cpp's server streamed {held}: the others' text ends inside a character")
         rows = found.get("completion_probabilities") or ()
+        rounds = read.rounds if read else ()
         return Answer(
             ask.id,
             ask.input_ids,
             ids,
             found["content"],
-            FINISH[kind],
-            {"word": found["stopping_word"], "eos": ids[-1] if ids else None}.get(kind),
+            FINISH[kind] if kind else "abort",
+            {"word": found.get("stopping_word"), "eos": ids[-1] if ids else None}.get(kind or ""),
             int(times["cache_n"]),
-            (),
+            tuple(emitted for emitted, _ in rounds),
             logprobs=tuple(row["logprob"] for row in rows),
             top_logprobs=tuple(tuple((top["id"], top["logprob"]) for top in row["top_logprobs"]) for row in rows),
-            pieces=pieces,
+            pieces=tuple(dict.fromkeys(read.pieces)) if read else (),
+            round_widths=tuple(nodes for _, nodes in rounds),
         )
 
-    def _count(self, times: Mapping[str, Any]) -> None:
-        with self._lock:
-            self._counts["spec.drafted"] += times.get("draft_n", 0)
-            self._counts["spec.accepted"] += times.get("draft_n_accepted", 0)
+
+class Stream:
+    """A completion as it is streamed, a token at a time.
+
+    rounds: tokens that each verify round emitted, and its nodes. last: the last part.
+    """
+
+    def __init__(self) -> None:
+        self.tokens, self.pieces, self.rounds = list[int](), list[str](), list[tuple[int, int]]()
+        self.last: Mapping[str, Any] = {}
+        self._drafted, self._accepted, self._left = 0, 0, 0
+
+    @property
+    def text(self) -> str:
+        """All of its text."""
+        return self.pieces[-1]
+
+    def add(self, part: Mapping[str, Any]) -> None:
+        """Add a part. A round counts its drafts when its first token is sent."""
+        drafted, accepted = (part["timings"].get(name, 0) for name in ("draft_n", "draft_n_accepted"))
+        for token in part["tokens"]:
+            if drafted > self._drafted:
+                self.rounds.append((1, 1 + drafted - self._drafted))
+                self._left = accepted - self._accepted
+            elif self._left:
+                emitted, nodes = self.rounds[-1]
+                self.rounds[-1], self._left = (emitted + 1, nodes), self._left - 1
+            elif self.tokens:
+                self.rounds.append((1, 1))
+            self.tokens.append(token)
+            self._drafted, self._accepted = drafted, accepted
+        self.pieces.append((self.pieces[-1] if self.pieces else "") + part["content"])
+        self.last = part

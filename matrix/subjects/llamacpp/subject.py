@@ -81,14 +81,13 @@ class LlamaCppSubject(Subject):
     name = "llamacpp"
     profile = Profile(
         capabilities=frozenset(
-            {Capability.TOKEN_IDS, Capability.TOTALS, Capability.ABORT, Capability.ARRIVAL},
+            {*(Capability.TOKEN_IDS, Capability.ROUNDS, Capability.TOTALS), Capability.ABORT, Capability.ARRIVAL},
         ),
         cannot={
             Capability.LOGPROBS: "its server reports none for the tokens of rounds with drafts",
             Capability.SAMPLED_IDENTITY: "its sampled tokens depend on the number of draws before them",
             Capability.SESSIONS: LIMITS["session!=none"],
-            Capability.ROUNDS: "its server streams tokens one by one, and reports sums of drafts",
-            Capability.HISTOGRAM: "its server reports sums of drafts of each request",
+            Capability.HISTOGRAM: "its server has no metrics with SGLang's keys",
             Capability.PREEMPTIONS: "its slots hold whole contexts, so no request loses its KV",
             Capability.READBACK: "its server reports model, slots, context and drafter, but not the draft's sizes",
         },
@@ -146,9 +145,9 @@ def _flags(prepared: PreparedCell) -> dict[str, Any]:
     """Flags that all requests of a start share."""
     cell = prepared.cell
     slots = SLOTS if cell.slots == "auto" else int(cell.slots)
-    # A server ends where a batch cannot hold the drafts of all slots (docs/findings.md).
-    room = slots * (1 + chain_depth(cell))
-    batch = WHOLE if cell.prefill_chunk == "off" else max(int(cell.prefill_chunk), room * (cell.algorithm != "none"))
+    # A server ends where a batch cannot hold the last tokens and drafts of all slots (docs/findings.md).
+    room = slots * (1 + (chain_depth(cell) if cell.algorithm != "none" else 0))
+    batch = WHOLE if cell.prefill_chunk == "off" else max(int(cell.prefill_chunk), room)
     context = int(prepared.facts.context_length if cell.context == "model" else prepared.asked.context_length)
     flags: dict[str, Any] = {
         "parallel": slots,
@@ -204,7 +203,8 @@ def _ask(request: RequestSpec, cell: Cell, vocabulary: int) -> SubjectRequest:
         "n_probs": shown,
         "cache_prompt": cell.prefix_cache == "on",
         "return_tokens": True,
-        "stream": request.stream,
+        # Sums of drafts beside every token show the rounds.
+        "stream": request.stream or request.abort_after is not None or cell.algorithm != "none",
     }
     if request.n > 1:
         values["n_cmpl"] = request.n

@@ -70,3 +70,11 @@ def test_without_rounds_nothing_is_measured(measured):
     bare = tuple(replace(answer, accept_lengths=(), round_widths=(), meta_info={}) for answer in found.run.answers)
     text = "NOT MEASURED: 0 rounds of sampled requests ran; the test needs 6"
     assert found.verdict(gate("match"), answers=bare) == text
+
+
+def test_a_block_is_drafted_whole_however_much_of_it_a_round_verifies(measured):
+    found = measured("dflash.pair.topk_topp")
+    cut = tuple(replace(answer, round_widths=(2,) * len(answer.round_widths)) for answer in found.run.answers)
+    whole = found.judge(gate("match"))
+    assert whole.state is State.PASS and 0 < whole.numbers["due_per_position"][0] < 1
+    assert found.judge(gate("match"), answers=cut) == whole

@@ -17,7 +17,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.environment import LLAMACPP, PROGRAMS
 from specmatrix.matrix.subjects.llamacpp import engine as engines
-from specmatrix.matrix.subjects.llamacpp.engine import LlamaCppEngine
+from specmatrix.matrix.subjects.llamacpp.engine import LlamaCppEngine, Stream
 from specmatrix.matrix.subjects.llamacpp.subject import IGNORED, QUEUED, STOPS, LlamaCppSubject
 from specmatrix.matrix.subjects.protocol import EngineCommand, Unsupported
 from specmatrix.matrix.workloads.prepared_cell import prepare
@@ -82,14 +82,35 @@ def test_answers_of_a_real_server(recording: Path):
         (aborted,) = engine.generate([replace(command.asks[2], abort_after=4)])
         assert engine.counters()["spec.drafted"] > counts["spec.drafted"]
     assert (stopped.text, stopped.finish, stopped.matched) == (" Now: Tom has 3+4=<<3+4=3", "stop", ">>")
-    assert len(stopped.output_ids) == 16
+    # The stop string ends the last round, which accepted more, inside it.
+    assert (len(stopped.output_ids), stopped.accept_lengths) == (16, (1, 1, 1, 3, 3, 3, 2, 1))
+    assert stopped.round_widths == (3,) * 8
     assert [len(one.output_ids) for one in (twice, *twice.further)] == [3, 3] and twice.text != twice.further[0].text
+    assert [one.accept_lengths for one in (twice, *twice.further)] == [(1, 1)] * 2
     assert (streamed.cached_tokens, streamed.finish, streamed.pieces[-1]) == (2, "length", streamed.text)
     assert len(streamed.pieces) == len(streamed.output_ids) == 6
     assert aborted.finish == "abort" and aborted.output_ids == streamed.output_ids[:4]
     assert long.finish == "refused" and "exceed" in long.refusal
     assert counts == {"spec.drafted": 21, "spec.accepted": 9}
     assert (read["spec-type"], read["parallel"], read["kv-unified-per-slot"]) == ("draft-simple", 8, 320)
+
+
+def test_rounds_are_read_from_the_drafts_counted_beside_each_token():
+    read, sums = Stream(), [(0, 0), (3, 2), (3, 2), (3, 2), (3, 2), (6, 2), (9, 5), (9, 5)]
+    for token, (drafted, accepted) in enumerate(sums):
+        read.add({"tokens": [token], "content": "x", "timings": {"draft_n": drafted, "draft_n_accepted": accepted}})
+    # the prefill's token, a round of three, one without drafts, one of which nothing is accepted, one cut by the end
+    assert read.rounds == [(3, 4), (1, 1), (1, 4), (2, 4)]
+    assert (read.tokens, read.text) == ([*range(8)], "x" * 8)
+
+
+def test_a_stream_that_leaves_a_token_out_is_an_error(recording: Path):
+    """llama.cpp sends no token whose text ends inside a character."""
+    changed(recording, 'predicted_n\\":6', 'predicted_n\\":7')
+    command = translated(CELL, *REQUESTS)
+    message = "^llama.cpp's server streamed 6 of its 7 tokens: the others' text ends inside a character$"
+    with started(command) as engine, pytest.raises(RuntimeError, match=message):
+        engine.generate(command.asks)
 
 
 def changed(file: Path, old: str, new: str) -> None:
