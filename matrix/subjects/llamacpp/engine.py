@@ -46,7 +46,10 @@ class LlamaCppEngine(RunningEngine):
             stack.callback(self._server.close)
             found = self._server.get("/props")
             context = found["default_generation_settings"]["n_ctx"]
-            self._check(model=found["model_path"], parallel=found["total_slots"], kv_unified_per_slot=context)
+            self._check(model=found["model_path"], parallel=found["total_slots"])
+            due = command.flags.get("kv-unified-per-slot", command.flags["ctx-size"] // command.flags["parallel"])
+            if context != due:
+                raise ConfigError(f"llama.cpp's server runs contexts of {context} tokens, not {due}")
             self._open = stack.pop_all()
 
     def _words(self, place: str) -> list[str]:

@@ -152,11 +152,12 @@ def _flags(prepared: PreparedCell) -> dict[str, Any]:
     flags: dict[str, Any] = {
         "parallel": slots,
         "ctx-size": slots * -(-context // CONTEXT_UNIT) * CONTEXT_UNIT,
-        "kv-unified-per-slot": context,
         "batch-size": batch,
         "ubatch-size": batch,
         "spec-type": TYPES[cell.algorithm],
     }
+    if cell.context != "model":  # builds before 10867 lack the flag
+        flags["kv-unified-per-slot"] = context
     if cell.algorithm == "ngram":
         # It drafts no fewer tokens than it looks up.
         depth = chain_depth(cell)

@@ -92,7 +92,7 @@ def test_answers_of_a_real_server(recording: Path):
     assert aborted.finish == "abort" and aborted.output_ids == streamed.output_ids[:4]
     assert long.finish == "refused" and "exceed" in long.refusal
     assert counts == {"spec.drafted": 21, "spec.accepted": 9}
-    assert (read["spec-type"], read["parallel"], read["kv-unified-per-slot"]) == ("draft-simple", 8, 320)
+    assert (read["spec-type"], read["parallel"]) == ("draft-simple", 8)
 
 
 def test_rounds_are_read_from_the_drafts_counted_beside_each_token():
@@ -127,7 +127,7 @@ def changed(file: Path, old: str, new: str) -> None:
             'model_path\\":\\"/x.gguf',
             r"runs model /x\.gguf, not /.*llama-mini\.gguf$",
         ),
-        ('n_ctx\\":320', 'n_ctx\\":512', "runs kv-unified-per-slot 512, not 320$"),
+        ('n_ctx\\":320', 'n_ctx\\":512', "runs contexts of 512 tokens, not 320$"),
         ('total_slots\\":8', 'total_slots\\":1', "runs parallel 1, not 8$"),
         ("none,draft-simple", "none,draft-eagle3", "runs spec-type draft-eagle3, not draft-simple$"),
         ("none,draft-simple", "none", "runs spec-type none, not draft-simple$"),
