@@ -70,7 +70,8 @@ adaptive.batch_switch+ eagle3.tiers.ramp.length eagle3.table.ramp.length not eag
   eagle3.table.mixed_lengths eagle3.flat.ramp.length eagle3.tiers.m4.ramp.length
 adaptive.undrafted+ eagle3.tiers.ramp.length not eagle3.tiers.m4.ramp.length eagle3.tiers.mixed_lengths eagle3.s3.pair
 adaptive.undrafted- eagle3.flat.ramp.length eagle3.s3 none not eagle3.tiers eagle3.table.pair
-adaptive.held+ eagle3.throughput.mixed_lengths.stream.length not eagle3.throughput.ramp.length eagle3.tiers.ramp.length
+adaptive.switched_up|adaptive.switched_down|adaptive.held|adaptive.batch_switch+
+  eagle3.throughput.mixed_lengths.stream.length not eagle3.throughput.ramp.length eagle3.tiers.ramp.length
 adaptive.held- eagle3.tiers eagle3.s3 none not eagle3.throughput.ramp.length
 adaptive.batch_switch- eagle3.flat.ramp.length eagle3.s3.ramp.length not eagle3.tiers.ramp.length
   eagle3.table.ramp.length
