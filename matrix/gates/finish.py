@@ -37,6 +37,7 @@ class FinishGate(PackageGate):
         for request in run.requests:
             answer = answers[request.name]
             fault = _end(request, answer, cell.target, run.capabilities) or _read(request, answer, run)
+            fault = fault or _overcounted(answer, run)
             if not fault and Capability.LOGPROBS in run.capabilities:
                 fault = _logprobs(request, answer)
             if not fault and run.capabilities >= {Capability.HISTOGRAM, Capability.ROUNDS}:
@@ -72,8 +73,10 @@ def _overshoot(run: Run) -> str:
 def _end(request: RequestSpec, answer: Answer, target: str, claims: frozenset[Capability]) -> str:
     """A fault in the end of a request, or "". Engines have their own rules on which of several stop strings counts."""
     ids = answer.output_ids
-    if early := banned_early(request, eos_ids(target)).intersection(ids[: request.min_new_tokens]):
-        return f"has stop token {min(early)} among its first {request.min_new_tokens} tokens"
+    banned = banned_early(request, eos_ids(target))
+    if (early := next((at for at, one in enumerate(ids[: request.min_new_tokens]) if one in banned), None)) is not None:
+        where = phase_of(request, answer, early)
+        return f"has stop token {ids[early]} among its first {request.min_new_tokens} tokens{where}"
     due = ending(request, ids, target)
     if Capability.RESOLUTION not in claims:
         others = (ending(request, ids, target, rule) for rule in get_args(StopRule))
@@ -128,6 +131,19 @@ def _readings(request: RequestSpec, answer: Answer) -> list[str]:
             begun = [stop[:size] for stop in request.stop for size in range(1, len(stop)) if text.endswith(stop[:size])]
             seen.append(text[: len(text) - max(map(len, begun), default=0)])
     return list(dict.fromkeys([*seen, answer.text]))
+
+
+def _overcounted(answer: Answer, run: Run) -> str:
+    """A fault in the number of cached prompt tokens, or "": no other text that the engine served begins with as many,
+    or they are all. After a retraction they may be the request's own."""
+    cached, prompt = answer.cached_tokens, answer.prompt_ids
+    if not cached or answer.moves or not run.served:
+        return ""
+    same = [at for at, one in enumerate(run.served) if one.tokens[: len(prompt)] == prompt and one.name == answer.name]
+    texts = (one.tokens for at, one in enumerate(run.served) if at not in same[-1:])
+    if cached < len(prompt) and any(text[:cached] == prompt[:cached] for text in texts):
+        return ""
+    return f"reports {cached} of {len(prompt)} prompt tokens as cached; none is left, or no other text begins with them"
 
 
 def _named(reason: str, matched: int | str | None) -> str:

@@ -15,10 +15,11 @@ from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 @dataclass
 class SessionGate(PackageGate):
-    """Compares each turn's prompt with its history and its own tokens, and refusals with those that are due."""
+    """Compares each turn's prompt with its history and its own tokens, and refusals with those that are due; only an
+    engine with a journal is sent what it must refuse."""
 
     name: str = "session"
-    needs: frozenset[Capability] = frozenset({Capability.SESSIONS, Capability.JOURNAL, Capability.TOKEN_IDS})
+    needs: frozenset[Capability] = frozenset({Capability.SESSIONS, Capability.TOKEN_IDS})
 
     def applies(self, cell: Cell) -> bool:
         """Cells whose requests are turns or branches of sessions."""
@@ -32,7 +33,7 @@ class SessionGate(PackageGate):
             "apart": len(apart),
             "attempts": len(run.attempts),
         }
-        if fault := refusal_fault(run):
+        if Capability.JOURNAL in run.capabilities and (fault := refusal_fault(run)):
             return Outcome(self.name, State.FAIL, numbers, message=fault)
         if apart:
             text = f"the prompt of {apart[0]} is not its history followed by its own tokens"
@@ -57,7 +58,10 @@ def _apart(run: Run, baseline: Run) -> Iterator[str]:
         due = theirs[name].prompt_ids
         if before in parted and (own := _own(theirs[name], theirs[before])) is not None:
             got, due = _own(mine[name], mine[before]), own
-        if got != due:
+        elif before in parted and Capability.JOURNAL not in run.capabilities:
+            got = due  # a branch of an answer that the baseline has not
+        counted = mine[name].meta_info.get("prompt_tokens", len(mine[name].prompt_ids))
+        if got != due or counted != len(mine[name].prompt_ids):
             yield name
 
 

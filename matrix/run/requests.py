@@ -17,12 +17,12 @@ def run_requests(
     engine: RunningEngine,
     requests: Sequence[RequestSpec],
     capabilities: frozenset[Capability],
-    history: Sequence[Served] = (),
+    history: Sequence[Served] | None = (),
     command: EngineCommand | None = None,
 ) -> Run:
-    """Run requests on an engine. history: the requests that it has already served. command: their translation, None for
-    the reference engine, which takes them as they are. EngineFailed if another engine returns a number that is not
-    finite, a wrong number of completions, or a decreasing counter."""
+    """Run requests on an engine. history: the requests that it has already served, None if unknown. command: their
+    translation, None for the reference engine, which takes them as they are. EngineFailed if another engine returns a
+    number that is not finite, a wrong number of completions, or a decreasing counter."""
     before = engine.counters()
     traces = Capability.TRACE in capabilities
     earlier = engine.trace() if traces else None
@@ -52,7 +52,7 @@ def run_requests(
         seconds=seconds,
         trace=engine.trace() if traces else None,
         earlier=earlier,
-        served=() if journal is None else (*history, *served(kept)),
+        served=() if history is None else (*history, *served(kept)),
         attempts=tuple((request, answer.refusal) for request, answer in both if request.refused is not None),
         ranks=engine.ranks() if Capability.RANKS in capabilities else None,
         capabilities=capabilities,
@@ -93,7 +93,8 @@ def served(answered: Iterable[tuple[RequestSpec, Answer]]) -> Iterator[Served]:
     for request, answer in answered:
         if answer.refusal:
             continue
-        account = rid = int(answer.meta_info["id"])
+        name = str(answer.meta_info.get("id", 0))
+        account = rid = int(name) if name.isdigit() else 0  # an engine without a journal may have other names
         if request.session is not None and request.session.streaming:
             account = accounts.setdefault(request.session.id, rid)
             if request.abort_after == 0 and not answer.output_ids and not answer.cached_tokens:

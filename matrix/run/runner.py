@@ -213,7 +213,8 @@ class Runner:
             return judged(prepared, [self.refusal(prepared, None)], engine)
         self._counted = dict(engine.counters()) if self.subject.profile.in_process else {}
         try:
-            run = run_requests(engine, prepared.requests, self.subject.profile.capabilities, self._served, command)
+            history = self._served if self.subject.profile.restarts else None
+            run = run_requests(engine, prepared.requests, self.subject.profile.capabilities, history, command)
         except Diverged as found:  # Diverged ranks return no answers to judge.
             self._drop()
             return judged(prepared, [self.divergence(prepared, found.agreement)], engine)

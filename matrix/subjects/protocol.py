@@ -502,8 +502,8 @@ class Run:
 
     evidence: by how much each counter grew during the workload. work, resources, trace: since the engine's start,
     `resources` None on a CPU, `trace` None without adaptive steps; earlier: the trace before this workload. memory:
-    None if the subject does not show it. served: every request since the start, in submission order; empty without a
-    journal. attempts: requests that must be refused, each with the engine's error message ("" if it answered);
+    None if the subject does not show it. served: every request since the start, in submission order; empty if it ran
+    before. attempts: requests that must be refused, each with the engine's error message ("" if it answered);
     `requests` are all others. ranks: the comparison of several ranks since the start. session_baseline: the same
     requests and drafter with each turn's whole history prefilled at once. capabilities: what the subject claims. flags:
     of its command. resumed: by request, (number of the oracle's tokens that were given with the prompt, the output

@@ -77,7 +77,7 @@ def test_an_order_of_rounds_is_a_journal_of_what_a_drafter_read():
     ("lacking", "changed"),
     [
         (None, {}),
-        (protocol.Capability.JOURNAL, {"journal": None, "served": ()}),
+        (protocol.Capability.JOURNAL, {"journal": None}),
         (protocol.Capability.WORK, {"work": None}),
         (protocol.Capability.RESOURCES, {"resources": None}),
         (protocol.Capability.TRACE, {"trace": None, "earlier": None}),
@@ -116,6 +116,7 @@ def test_a_run_holds_what_the_subject_claims(lacking, changed, command):
         flags={} if command is None else {"depth": 3},
     )
     assert found == replace(expected, **changed)
+    assert not run_requests(Scripted(ANSWERS, {"a": 3}), REQUESTS, claims, None, command).served
 
 
 def test_a_counter_that_falls_is_the_engines_failure():

@@ -1,17 +1,28 @@
 """Toy subjects with one defect each: every one is red, by the gate that is meant to see it, in the round at fault."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any, Final
+from unittest import mock
 
 import pytest
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.run.runner import Runner
-from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, RunningEngine, SubjectRequest
+from specmatrix.matrix.subjects.in_process import Conversation, ReferenceSubject
+from specmatrix.matrix.subjects.protocol import (
+    Answer,
+    Capability,
+    EngineCommand,
+    Profile,
+    RunningEngine,
+    SubjectRequest,
+)
 from specmatrix.matrix.workloads.build import workload
+from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.schema import CellResult
 from tests.support.tiny_subject import ReplayEngine, ReplaySubject, TinyEngine, TinySubject
 
@@ -142,4 +153,107 @@ def test_a_defect_of_a_real_engine_is_red_by_its_gate(fault: str, gate: str, mes
     finally:
         runner.shut_down()
     assert outcome is not None and (outcome.state == "PASS") is (not fault)
+    assert re.fullmatch(message, outcome.message), outcome.message
+
+
+Send = Callable[[Sequence[RequestSpec]], list[Answer]]
+Change = Callable[[Send, Sequence[RequestSpec]], list[Answer]]
+# What the reference engine shows and no other subject does, and the flags that this one has not.
+OWN: Final = ("resolution", "readback", "counters", "journal", "order", "work", "memory", "resources", "trace", "ranks")
+LENGTHS, STOPS = "eagle3.s3.m4.mixed_lengths.length", "eagle3.s3.k4.n8.v2.p16.mixed_lengths.rules.stops"
+TURNS: Final = "eagle3.s3.k1.pair.stream"
+
+
+class Changed(ReferenceSubject):
+    """The reference engine as another subject. change: of what it is sent and answers with a drafter."""
+
+    profile = Profile(frozenset(Capability) - {Capability(name) for name in OWN}, in_process=True)
+
+    def __init__(self, change: Change) -> None:
+        super().__init__()
+        self.change = change
+
+    def start(self, command: EngineCommand) -> RunningEngine:
+        engine: Any = super().start(command)
+        if command.flags["speculative_algorithm"] not in (None, "NONE"):
+            engine.generate = partial(self.change, engine.generate)
+        return engine
+
+
+def each(change: Callable[[Answer], Answer]) -> Change:
+    return lambda send, asks: [change(answer) for answer in send(asks)]
+
+
+def of_asks(change: Callable[[RequestSpec], RequestSpec]) -> Change:
+    return lambda send, asks: send([change(one) for one in asks])
+
+
+def told(one: Answer, **counts: int) -> Answer:
+    """The answer with other metrics."""
+    return replace(
+        one, cached_tokens=counts.get("cached_tokens", one.cached_tokens), meta_info={**one.meta_info, **counts}
+    )
+
+
+def one_short(one: Answer) -> Answer:
+    """Without the last token that its length allows, if its verify round has more."""
+    crossed = one.finish == "length" and 1 + sum(one.accept_lengths) > len(one.output_ids)
+    kept = one.output_ids[:-1] if crossed else one.output_ids
+    return replace(told(one, completion_tokens=len(kept)), output_ids=kept)
+
+
+def bonus_is_a_draft(one: Answer) -> Answer:
+    return told(one, spec_num_correct_drafts=one.meta_info["spec_num_correct_drafts"] + len(one.accept_lengths))
+
+
+def forgetful(send: Send, asks: Sequence[RequestSpec]) -> list[Answer]:
+    """Sends a turn with its history, whose last token it forgets."""
+    turns = {one.name: replace(one.session, resend=True) for one in asks if one.session and not one.refused}
+    history = Conversation._history  # noqa: SLF001 - what the engine itself would do
+    with mock.patch.object(Conversation, "_history", lambda self, here: history(self, here)[:-1]):
+        return send([replace(one, session=turns.get(one.name, one.session)) for one in asks])
+
+
+ALL_CACHED = (
+    r"(q\d+\.again) reports (\d+) of \2 prompt tokens as cached; none is left, or no other text begins with them"
+)
+FORGOTTEN = r"the prompt of q5\.turn2 is not its history followed by its own tokens"
+
+
+@pytest.mark.parametrize(
+    ("change", "cell", "gate", "message"),
+    [
+        (each(told), LENGTHS, "finish", ""),
+        (each(told), STOPS, "finish", ""),
+        (each(told), TURNS, "session", ""),
+        (each(one_short), LENGTHS, "finish", "q5 finished by length; its tokens imply no finish yet"),
+        (each(bonus_is_a_draft), LENGTHS, "identities", r"q5 reports spec_accept_rate [\d.]+; its counts give [\d.]+"),
+        (each(lambda a: told(a, cached_tokens=a.cached_tokens + bool(a.cached_tokens))), LENGTHS, "finish", ALL_CACHED),
+        (
+            of_asks(lambda r: replace(r, min_new_tokens=max(0, r.min_new_tokens - 3))),
+            STOPS,
+            "finish",
+            r"q5 has stop token 1 among its first 41 tokens, in verify round \d+ under min_new_tokens, .*",
+        ),
+        (
+            each(lambda a: replace(a, further=tuple(replace(a, further=()) for _ in a.further))),
+            STOPS,
+            "lossless",
+            r"\d of \d+ requests differ from plain decoding, first q\d+#1 at token 0: .*, in the prefill .*",
+        ),
+        (forgetful, TURNS, "session", FORGOTTEN),
+        (each(lambda a: told(a, prompt_tokens=len(a.prompt_ids) - ("turn2" in a.name))), TURNS, "session", FORGOTTEN),
+    ],
+)
+def test_a_defect_of_metrics_lengths_completions_and_turns_names_its_request(
+    change: Change, cell: str, gate: str, message: str
+):
+    subject = Changed(change)
+    runner = Runner(subject, 0, gates=applied_gates(subject.profile).gates)
+    try:
+        found = runner.run_cell(Cell.from_id(cell))
+    finally:
+        runner.shut_down()
+    outcome = found.gate(gate)
+    assert outcome is not None and found.state == outcome.state == ("FAIL" if message else "PASS"), found.error
     assert re.fullmatch(message, outcome.message), outcome.message
