@@ -193,10 +193,10 @@ class GrammarMasks:
         for index, row in enumerate(plan.rows):
             matcher = self._by_row.get(row.row)
             if matcher is not None and not (plan.prefill and row.following is not None):
-                self._walk(matcher, drafted[index], above[index], masks[index])
+                self.walk(matcher, drafted[index], above[index], masks[index])
         words.copy_(sent(masks, words.device))
 
-    def _walk(self, matcher: RequestMatcher, tokens: list[int], parents: list[int], masks: Tensor) -> None:
+    def walk(self, matcher: RequestMatcher, tokens: list[int], parents: list[int], masks: Tensor) -> None:
         """Fill the masks [N, words] of a tree's nodes; the matcher has consumed the root and is left there."""
         children: list[list[int]] = [[] for _ in tokens]
         for node, parent in enumerate(parents[1:], 1):

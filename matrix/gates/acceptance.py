@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, zip_longest
 from typing import Any, Final, NamedTuple
+from zlib import crc32
 
 from specmatrix.engine.core.draft.algorithms import Traits, algorithm
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.conformance.random_trees import first_wrong_draft
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
 from specmatrix.matrix.gates.pairing import first_difference
 from specmatrix.matrix.gates.same_texts import NUMBER, rounds_of
@@ -30,6 +32,7 @@ from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.stored_oracle import Combination, Oracle, oracle_index, oracle_of, rewriting
 from specmatrix.matrix.zoo.registry import eos_ids
+from specmatrix.reports.schema import REFERENCE
 from specmatrix.reports.stats import ratio_change
 from specmatrix.reports.wording import count
 
@@ -134,7 +137,11 @@ class AcceptanceGate(PackageGate):
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED if the oracle lacks the combination or no verify round ran."""
         if prepared.cell.shares_rounds and self.replays:
-            return self._replayed(run)
+            outcome = self._replayed(run)
+            if outcome.state is State.PASS and prepared.subject == REFERENCE and (ngram := run.resolved["ngram"]):
+                text = first_wrong_draft(ngram["match_type"], crc32(f"{prepared.cell.id} {prepared.seed}".encode()))
+                outcome = replace(outcome, state=State.FAIL if text else State.PASS, message=text)
+            return outcome
         if Capability.ROUNDS not in self.needs:
             run = replace(run, answers=tuple(replace(one, accept_lengths=_unordered(one)) for one in run.answers))
         alone = not _in_oracle(prepared.cell) and not has_session_baseline(prepared.cell)

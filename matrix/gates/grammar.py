@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
+from zlib import crc32
 
 from specmatrix.engine.core.draft.algorithms import algorithm
 from specmatrix.engine.core.schedule.grammar import KINDS
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.conformance.random_trees import first_wrong_mask
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
 from specmatrix.matrix.oracles.grammar import following, unreadable
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
@@ -20,6 +22,7 @@ from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.stored_oracle import oracle_of
 from specmatrix.matrix.zoo.registry import eos_ids
+from specmatrix.reports.schema import REFERENCE
 
 # Counters without which a pass means nothing, and those of drafts.
 EFFECTS: Final = {"grammar.changed": "no mask removed a most likely token"}
@@ -39,7 +42,8 @@ ENDED: Final = {"grammar.ended_inside": "no grammar ended at a draft"}
 @dataclass
 class GrammarGate(PackageGate):
     """Each token of a request with a grammar is one that a fresh matcher allows after those before it, and an
-    independent parser reads each whole answer: jsonschema, Python's `re`, or lark."""
+    independent parser reads each whole answer: jsonschema, Python's `re`, or lark. This engine's matchers also walk
+    random trees."""
 
     name: str = "grammar"
 
@@ -86,6 +90,10 @@ class GrammarGate(PackageGate):
             counts = f"{len(illegal)} answers have an illegal token and {len(wrong)} are unreadable"
             text = f"{counts}, first {blame.request}: {blame.note}"
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=blame)
+        for request in {request.grammar: request for request, _ in kept if prepared.subject == REFERENCE}.values():
+            if fault := first_wrong_mask(request, crc32(f"{cell.id} {prepared.seed}".encode()), eos):
+                text = f"the grammar of {request.name}: {fault}"
+                return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(request.name))
         without = [why for name, why in needed.items() if not seen.get(name, 0)]
         without += [f"no grammar began behind place {place} of a round" for place in _due(prepared, run) - begun]
         if not read or without:

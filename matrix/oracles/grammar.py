@@ -31,7 +31,7 @@ def following(request: RequestSpec, output: tuple[int, ...], eos: frozenset[int]
     if first is None:
         return np.ones(size, bool)
     assert request.grammar is not None
-    matcher = xgrammar.GrammarMatcher(_compiled(eos, *request.grammar))
+    matcher = xgrammar.GrammarMatcher(compiled(eos, *request.grammar))
     if not all(not matcher.is_terminated() and matcher.accept_token(token) for token in output[first:]):
         return np.zeros(size, bool)
     if matcher.is_terminated():
@@ -64,7 +64,8 @@ def _compiler(eos: frozenset[int]) -> tuple[Any, int]:
 
 
 @cache
-def _compiled(eos: frozenset[int], kind: str, text: str) -> Any:  # noqa: ANN401 - xgrammar has no types
+def compiled(eos: frozenset[int], kind: str, text: str) -> Any:  # noqa: ANN401 - xgrammar has no types
+    """xgrammar's form of a grammar."""
     names = {"json_schema": "compile_json_schema", "regex": "compile_regex", "ebnf": "compile_grammar"}
     return getattr(_compiler(eos)[0], names.get(kind, "compile_structural_tag"))(text)
 

@@ -1,7 +1,9 @@
+import re
 from dataclasses import replace
 
 import pytest
 
+from specmatrix.engine.device.grammar_masks import RequestMatcher
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.lockfile import read
 from specmatrix.matrix.gates.gate import State
@@ -43,6 +45,14 @@ def test_an_illegal_token_and_an_unreadable_answer_are_named(measured, altered):
     assert cut.numbers["unreadable"] == 1 and cut.numbers["illegal"] == 1
     ended = found.judge(GATE, altered(found.run, place, finish="error"))
     assert ended.message.endswith("it ended with an error, although its grammar left a token")
+
+
+def test_a_matcher_that_a_drafted_end_has_ended_is_red_in_a_random_tree(measured, monkeypatch):
+    monkeypatch.setattr(RequestMatcher, "pop", lambda self: self._tokens.pop() and self._fed.pop())
+    outcome = measured(CELL).judge(GATE)
+    said = r"the grammar of (\S+): in random tree \d behind .*, the mask of node \d allows \d+ tokens behind .*, its .*"
+    found = re.fullmatch(said, outcome.message)
+    assert outcome.state is State.FAIL and found is not None and outcome.blame.request == found[1], outcome.message
 
 
 def test_drafts_that_follow_their_grammar_are_masked(measured):

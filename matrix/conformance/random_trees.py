@@ -1,0 +1,95 @@
+"""Random texts and trees through this engine's own matcher of grammars and index of n-grams: what no workload meets
+must be what their oracles say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from random import Random
+from typing import Any, Final, Literal
+
+from specmatrix.engine.core.draft.ngram_index import NgramDraft, NgramIndex, NgramOptions
+from specmatrix.engine.core.draft.suffix_tree import Text
+from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.matrix.oracles.grammar import compiled, following
+from specmatrix.matrix.oracles.ngram import Grams
+from specmatrix.matrix.workloads.finish import text_of
+from specmatrix.matrix.workloads.request import RequestSpec
+
+NODES: Final = 8
+TREES, LIKELY = 4, 0.8  # rounds of a request, and how often a draft is legal
+SHAPES: Final = ((1, 7, 8), (2, 3, 6), (3, 2, 9), (4, 5, 12))  # topk, steps and nodes
+TEXTS, TOKENS, GROWTHS = 4, 5, 60
+
+
+def first_wrong_mask(request: RequestSpec, seed: int, eos: frozenset[int]) -> str:
+    """A sentence on the first node of random trees behind random legal texts whose mask is not what a fresh matcher
+    allows there; else "". Rows behind a refused draft or the grammar's end are free. eos: the target's."""
+    import torch
+
+    from specmatrix.engine.device.grammar_masks import GrammarMasks, RequestMatcher
+
+    assert request.grammar is not None
+    random, output = Random(seed), tuple(request.reasoning_end_ids)
+    grammar = compiled(eos, *request.grammar)
+    matcher = RequestMatcher(grammar, SamplingParams(1, reasoning_end_ids=request.reasoning_end_ids), output)
+    size = len(following(request, output, eos))
+    unused: Any = None
+    masks = GrammarMasks({}, (1, size), Counters(), unused, torch.device("cpu"))
+    for number in range(TREES):
+        paths, parents = [output], [-1]
+        for node in range(1, NODES):
+            parents.append(random.randrange(node))
+            paths.append((*paths[parents[-1]], _next(random, request, paths[parents[-1]], eos, size)))
+        words = torch.full((NODES, -(-size // 32)), -1, dtype=torch.int32)
+        masks.walk(matcher, [(0, *path)[-1] for path in paths], parents, words)
+        bits = (words[..., None] >> torch.arange(32) & 1).flatten(1)[:, :size].bool().numpy()
+        for node, path in enumerate(paths):
+            due = following(request, path, eos)
+            if (bits[node] != (due if due.any() else True))[1:].any():  # the first one is special
+                text = f"in random tree {number} behind {text_of(output)!r}, the mask of node {node} allows "
+                return f"{text}{bits[node].sum()} tokens behind {text_of(path)!r}, its grammar {due.sum()}"
+        for _ in range(random.randrange(4)):
+            token = _next(random, request, output, eos, size)
+            if token not in eos and matcher.push(token):
+                output = (*output, token)
+    return ""
+
+
+def _next(random: Random, request: RequestSpec, path: tuple[int, ...], eos: frozenset[int], size: int) -> int:
+    """A token, likely a legal one, an end where one is."""
+    legal = following(request, path, eos).nonzero()[0].tolist()
+    ends = [token for token in legal if token in eos]
+    if not legal or random.random() > LIKELY:
+        return random.randrange(size)
+    return random.choice(ends if ends and random.random() < 0.5 else legal)
+
+
+def first_wrong_draft(match_type: Literal["BFS", "PROB"], seed: int) -> str:
+    """A sentence on the first tree that the index drafts behind growing random texts and its oracle does not; else
+    ""."""
+    random, options = Random(seed), NgramOptions(1, 4, match_type, max_trie_depth=6)
+    index, oracle = NgramIndex(options), Grams(asdict(options))
+    texts, cursors = [list[int]() for _ in range(TEXTS)], [Text() for _ in range(TEXTS)]
+    for number in range(GROWTHS):
+        place, (topk, steps, nodes) = random.randrange(TEXTS), random.choice(SHAPES)
+        text, old = texts[place], len(texts[place])
+        text += [random.randrange(TOKENS) for _ in range(random.randrange(1, 4))]
+        index.learn(cursors[place], text)
+        oracle.show(_letters(text), old)
+        draft = NgramDraft()
+        index.extend(draft, cursors[place], nodes, topk, steps)
+        draft.pad(nodes, topk, steps)
+        paths = [""]
+        for node in range(1, len(draft)):
+            paths.append(paths[draft.parents[node]] + chr(draft.tokens[node]))
+        due = oracle.draft(_letters(text), nodes, topk, steps)
+        if due != set(paths) or oracle.windows != index.tree.windows:
+            found = sorted([*map(ord, path)] for path in due ^ set(paths))[:1]
+            return f"in growth {number} of the random texts {seed}, the path {found} is in one of draft and oracle only"
+    return ""
+
+
+def _letters(text: Sequence[int]) -> str:
+    return "".join(map(chr, text))
