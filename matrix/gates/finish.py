@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from math import isclose, nan
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
@@ -17,6 +17,9 @@ from specmatrix.matrix.workloads.finish import StopRule, banned_early, ending, t
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import eos_ids
+
+# Of an engine whose rules on how much text to hold back are known.
+OURS: Final = frozenset({Capability.ROUNDS, Capability.RESOLUTION})
 
 
 @dataclass
@@ -53,6 +56,9 @@ class FinishGate(PackageGate):
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(name))
         if run.capabilities >= {Capability.COUNTERS, Capability.ROUNDS} and (text := _overshoot(run)):
             return Outcome(self.name, State.FAIL, numbers, message=text)
+        if run.capabilities >= OURS and _never_held(run, answers):
+            text = "no streamed text ended in the beginning of a stop string, which a reader must not see"
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
         return Outcome(self.name, State.PASS, numbers)
 
 
@@ -111,8 +117,7 @@ def _read(request: RequestSpec, answer: Answer, run: Run) -> str:
     if len(answer.pieces) < 2:
         return "was streamed, but its text was never read before its end"
     # Other engines have their own rules on how much text to hold back for a stop string.
-    ours = run.capabilities >= {Capability.ROUNDS, Capability.RESOLUTION}
-    if not ours or answer.moves:
+    if not run.capabilities >= OURS or answer.moves:
         return ""
     due = _readings(request, answer)
     if (late := next((text for text in due if text and text not in answer.pieces), None)) is not None:
@@ -128,9 +133,21 @@ def _readings(request: RequestSpec, answer: Answer) -> list[str]:
     for count in accumulate(answer.accept_lengths, initial=1):
         if count < len(ids):
             text = text_of(ids[:count])
-            begun = [stop[:size] for stop in request.stop for size in range(1, len(stop)) if text.endswith(stop[:size])]
-            seen.append(text[: len(text) - max(map(len, begun), default=0)])
+            seen.append(text[: len(text) - _begun(request, text)])
     return list(dict.fromkeys([*seen, answer.text]))
+
+
+def _begun(request: RequestSpec, text: str) -> int:
+    """Letters at a text's end that may become a stop string."""
+    sizes = (size for stop in request.stop for size in range(1, len(stop)) if text.endswith(stop[:size]))
+    return max(sizes, default=0)
+
+
+def _never_held(run: Run, answers: Mapping[str, Answer]) -> bool:
+    """Whether texts with stop strings were streamed, and none had to be held back at the end of a round."""
+    read = [(one, answers[one.name]) for one in run.requests if one.stream and one.stop]
+    ends = ((one, a.output_ids[:at]) for one, a in read for at in accumulate(a.accept_lengths, initial=1))
+    return bool(read) and not any(_begun(one, text_of(ids)) for one, ids in ends)
 
 
 def _overcounted(answer: Answer, run: Run) -> str:

@@ -73,7 +73,12 @@ def _audited(run: Run, memory: Memory, leaked: int) -> tuple[str, Blame | None]:
         text = f"{memory.accounts} accounts still hold KV pages after the last request ended"
         return text + _of(run, left, ", of "), None
     if leaked:
-        return f"{leaked} of {memory.pages} KV pages leaked: neither free nor cached after the last request ended", None
+        # Who took or gave each one last.
+        taken = [(rid, pages[0]) for operation, rid, _, pages in run.journal[1:] if pages and operation != "evict"]
+        last = {page: rid for rid, own in taken for page in own}
+        owners = {last.get(page) for page in run.readback.get("pages_lost", ())}
+        text = f"{leaked} of {memory.pages} KV pages leaked: neither free nor cached after the last request ended"
+        return text + _of(run, [one.id for one in run.served if one.account in owners], ", of "), None
     expected = (replayed.pages, replayed.free, replayed.cached, len(replayed.holdings))
     held = (memory.pages, memory.free, memory.cached, memory.accounts)
     if expected != held:

@@ -200,13 +200,16 @@ class ReferenceEngine:
                 self._resources.attach(self.llm.loop.executor)
 
     def readback(self) -> Mapping[str, Any]:
-        """The engine's readback; `alive` also counts live request objects and replaced executors."""
+        """The engine's readback; `alive` also counts live request objects and replaced executors, and `pages_lost` are
+        neither free nor cached."""
         own = self.llm.readback()
         if self._work is not None:
             own["alive"] |= {"request_objects": self._work.alive, "executors": self._work.executors}
         if self._canary is not None:
             found = self._canary.overwritten
             own |= {"pages_watched": self._canary.watched, "pages_overwritten": len(found), "overwritten_of": found[:1]}
+            pages = self.llm.loop.scheduler.ledger.groups[0]
+            own["pages_lost"] = sorted({*range(1, pages.num_pages + 1)} - {*pages.free} - {*pages.pins})
         return own
 
     def counters(self) -> Mapping[str, int]:

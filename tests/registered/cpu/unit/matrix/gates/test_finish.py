@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 
@@ -119,6 +120,15 @@ def test_mixed_stops_all_occur(measured):
     assert len(streamed.pieces) > 5 and streamed.finish == "stop"
     held = [text for text in (text_of(streamed.output_ids[:n]) for n in range(60)) if text.endswith("\n")]
     assert held and not set(held).intersection(streamed.pieces)
+
+
+def test_a_stream_that_never_had_to_wait_for_a_stop_string_is_not_measured(measured, altered):
+    found = measured(MIXED)
+    asked, answer = found.run.requests[0], found.run.answers[0]
+    texts = (text_of(answer.output_ids[:end]) for end in accumulate(answer.accept_lengths, initial=1))
+    answers, alone = (replace(answer, pieces=("", *texts, answer.text)),), (replace(asked, stream=True, stop=("~~",)),)
+    text = "NOT MEASURED: no streamed text ended in the beginning of a stop string, which a reader must not see"
+    assert found.verdict(GATE, requests=alone, answers=answers) == text
 
 
 def test_another_engine_has_its_own_rule_on_stop_strings_that_one_token_completes(measured, altered):

@@ -108,6 +108,11 @@ def test_one_wrong_stamp_or_what_is_written_to_a_cached_page_is_red(measured):
     owner = next(one.name for one in found.run.served if one.account == last[1])
     outcome = found.judge(GATE, journal=journal, memory=replace(found.run.memory, accounts=1))
     assert outcome.message == f"1 accounts still hold KV pages after the last request ended, of {owner}"
+    taken = [(rid, page) for _, rid, _, pages in found.run.journal for page in (pages[0] if pages else ())]
+    page = next(page for rid, page in reversed(taken) if rid == second.account)
+    lost = replace(found.run.memory, free=found.run.memory.free - 1)
+    outcome = found.judge(GATE, readback={"pages_lost": [page]}, memory=lost)
+    assert outcome.message.endswith(f" leaked: neither free nor cached after the last request ended, of {second.name}")
     outcome = found.judge(GATE, evidence={"stamp.wrong": 1})
     text = f"1 of {outcome.numbers['stamps']} checked KV slots held the stamp of another request or position"
     assert (outcome.state, outcome.message, outcome.numbers["wrong_stamps"]) == (State.FAIL, text, 1)
