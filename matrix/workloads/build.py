@@ -3,8 +3,9 @@
 Prompts are questions of gsm-mini's test split. Request names: `q<index>` is question `index` of that file,
 `q<index>.again` repeats it (a prefix cache hit), `q<index>.turn<n>` continues it in a session, `w<n>.<m>` belongs to
 wave n or to line n of `neighbours.KINDS`, `t<n>` has a short prompt around the size of a chunk, `f<n>` a long one,
-`h<n>` one that leaves that of `h0` around a checkpoint, `b<n>` a grammar that begins in its answer, `g<n>` too, all at
-once, `m0` is read in mixed steps, `m1` stops in one, and `d<n>` is a sample of the distribution gate.
+`h<n>` one that leaves that of `h0` around a checkpoint or passes some, behind which `h<n>.<m>` goes on, `b<n>` a
+grammar that begins in its answer, `g<n>` too, all at once, `m0` is read in mixed steps, `m1` stops in one, and `d<n>`
+is a sample of the distribution gate.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ STOPPED, LETTERS = 8, 4
 FAR: Final = (384, 1024, 4095)
 FAR_LIMIT: Final = 24
 LATE_REPEATS: Final = 8
+PASSING: Final = 4  # questions that pass checkpoints beside one another
 HIT_LIMIT: Final = 9
 LONGEST_CHUNK: Final = 32
 MAX_RETURNING_PAGE: Final = 16  # a prompt has several such pages
@@ -142,7 +144,7 @@ def _requests(cell: Cell, seed: int, draws: int) -> Sequence[RequestSpec]:
         requests = [*_stopping(cell, seed), *_tails(cell, seed), *requests, *_draws(cell, seed, draws)]
         before = tuple(request.name for request in requests)
         requests += [*_far(cell, seed, before), *_returning(cell, seed, before), *_leaving(cell, seed, before)]
-        requests += _crowd(cell, seed, before)
+        requests += [*_resuming(cell, before), *_crowd(cell, seed, before)]
         requests += _alternating(cell, seed, tuple(request.name for request in requests))
         if (cell.batch, cell.slots) == ("gsm", "4"):  # hundreds of rounds, and evictions, after their first run
             before = tuple(request.name for request in requests)
@@ -366,6 +368,29 @@ def _leaving(cell: Cell, seed: int, after: tuple[str, ...]) -> list[RequestSpec]
         requests.append(RequestSpec(f"h{place}", prompt, HIT_LIMIT, ignore_eos=True, after=after))
         after = (f"h{place}",)
     return requests
+
+
+def _resuming(cell: Cell, after: tuple[str, ...]) -> list[RequestSpec]:
+    """Where rounds pass checkpoints, some questions at once, and then, one after the other, each of their texts up to
+    behind each checkpoint of its answer, from which it goes on."""
+    kind, shape = (cell.memory, cell.session, cell.prefix_cache), shape_of(cell)
+    oracle, short = oracle_of(cell.target), cell.model in HYBRIDS and cell.state_interval != "auto"
+    if not short or kind != ("ample", "none", "on") or shape is None or oracle is None:
+        return []
+    encode, asked, resumed = tokenizer().encode, list[RequestSpec](), list[RequestSpec]()
+    for index in range(PASSING):
+        prompt = encode(prompt_of(questions()[index][0]), add_special_tokens=False).ids
+        ids = [*prompt, *oracle.continuations[index]]
+        asked.append(RequestSpec(f"h{index}", prompt_of(questions()[index][0]), len(ids) - len(prompt), after=after))
+        for edge in range(
+            -(-len(prompt) // shape.state_interval) * shape.state_interval, len(ids), shape.state_interval
+        ):
+            texts = ((ids[:cut], tokenizer().decode(ids[:cut])) for cut in range(edge + 1, len(ids)))
+            same = (text for own, text in texts if encode(text, add_special_tokens=False).ids == own)
+            resumed += [RequestSpec(f"h{index}.{edge}", text, 2, ignore_eos=True) for text in [*same][:1]]
+    before = tuple(request.name for request in asked)
+    names = [before, *((request.name,) for request in resumed)]
+    return [*asked, *(replace(one, after=last) for one, last in zip(resumed, names, strict=False))]
 
 
 def _crowd(cell: Cell, seed: int, after: tuple[str, ...]) -> list[RequestSpec]:

@@ -47,7 +47,7 @@ OVERLAPS: Final = 2  # the place of a request with these
 TWO_TOKEN_STOP: Final = ".\n"
 # A prefix of each occurs in answers, all but its last letter of some, so a reader must wait for the next token; the
 # whole string does not.
-BEGUN: Final = ("1~", "5~", "=<<~~")
+BEGUN: Final = (*(f"{digit}~" for digit in range(10)), "=<<~~")
 # EOS is likely enough to end a request as soon as its minimum length allows, within a round.
 EARLY_EOS: Final = {"min_new_tokens": 41, "logit_bias": ((EOS_ID, 60.0),), "logprobs": True}
 BAD_WORDS_TOKENS: Final = 3
