@@ -72,7 +72,7 @@ STOPPED, LETTERS = 8, 4
 FAR: Final = (384, 1024, 4095)
 FAR_LIMIT: Final = 24
 LATE_REPEATS: Final = 8
-PASSING: Final = 4  # questions that pass checkpoints beside one another
+PASSING: Final = (4, 5, 6, 7)  # questions that pass checkpoints beside one another
 HIT_LIMIT: Final = 9
 LONGEST_CHUNK: Final = 32
 MAX_RETURNING_PAGE: Final = 16  # a prompt has several such pages
@@ -374,11 +374,11 @@ def _resuming(cell: Cell, after: tuple[str, ...]) -> list[RequestSpec]:
     """Where rounds pass checkpoints, some questions at once, and then, one after the other, each of their texts up to
     behind each checkpoint of its answer, from which it goes on."""
     kind, shape = (cell.memory, cell.session, cell.prefix_cache), shape_of(cell)
-    oracle, short = oracle_of(cell.target), cell.model in HYBRIDS and cell.state_interval != "auto"
-    if not short or kind != ("ample", "none", "on") or shape is None or oracle is None:
+    oracle, passed = oracle_of(cell.target), cell.model in HYBRIDS and cell.state_interval != "auto"
+    if not passed or cell.algorithm == "none" or kind != ("ample", "none", "on") or shape is None or oracle is None:
         return []
     encode, asked, resumed = tokenizer().encode, list[RequestSpec](), list[RequestSpec]()
-    for index in range(PASSING):
+    for index in PASSING:
         prompt = encode(prompt_of(questions()[index][0]), add_special_tokens=False).ids
         ids = [*prompt, *oracle.continuations[index]]
         asked.append(RequestSpec(f"h{index}", prompt_of(questions()[index][0]), len(ids) - len(prompt), after=after))
