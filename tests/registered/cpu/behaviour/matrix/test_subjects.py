@@ -294,7 +294,7 @@ def test_one_subject_is_shown_with_what_does_not_judge_it_and_why(specmatrix: Sp
     assert status == 0 and lines[0] == "tiny: 1.2.3" and lines[1].startswith("shows: ")
     assert "does not show journal: its pages have no journal" in lines
     assert any(line.startswith("judged by: claimed_capabilities, oracle, ") for line in lines)
-    assert any(", session" in line and line.endswith(": its pages have no journal") for line in lines), out
+    assert any(", schedule" in line and line.endswith(": its pages have no journal") for line in lines), out
     status, out, _ = specmatrix("subjects", "show", "tiny", "--json")
     assert status == 0 and json.loads(out)["excluded"]["ranks"] == "the subject does not show ranks"
     assert specmatrix("subjects", "show", "missing")[0] == specmatrix("subjects", "show", "none")[0] == 2
