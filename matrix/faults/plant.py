@@ -164,21 +164,11 @@ def trial(
         raise ConfigError("a trial needs at least one cell or operation")
     with planted(patch) as tree:
         file = tree / "verdicts.jsonl"
-        command = [
-            sys.executable,
-            "-m",
-            "specmatrix.matrix.faults.trial",
-            str(tree),
-            tier,
-            str(seed),
-            golden,
-            "red" if first else "end",
-            subject,
-            str(file),
-        ]
-        words = [*command, *(cell.id for cell in cells), *(PREFIX + name for name in operations)]
+        command = [sys.executable, "-m", "specmatrix.matrix.faults.trial"]
+        settings = [str(tree), tier, str(seed), golden, "red" if first else "end", subject, str(file)]
+        words = [*(cell.id for cell in cells), *(PREFIX + name for name in operations)]
         around = environment(tree, gpu=bool(find_tier(tier).gpus))
-        died = (processes or Processes()).run(words, tree, around, seconds, results=file)
+        died = (processes or Processes()).run([*command, *settings, *words], tree, around, seconds, results=file)
         lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     return Trial(tuple(_verdict(line, subject) for line in lines), died)
 

@@ -162,11 +162,6 @@ class Runner:
         oracle = next((gate for gate in self.gates if isinstance(gate, OracleGate)), None)
         self.baselines = Baselines(self.subject, oracle)
 
-    @property
-    def foreign(self) -> bool:
-        """Whether the subject is an engine other than the reference engine, which defines the cells' axes and rules."""
-        return Capability.RESOLUTION not in self.subject.profile.capabilities
-
     def run_cell(self, cell: Cell) -> CellResult:
         """The record of one cell, on the previous cell's engine if both share a start. ConfigError if it is impossible
         or redundant."""
@@ -200,12 +195,12 @@ class Runner:
         return structs.replace(result, seconds=perf_counter() - began, engine_starts=starts)
 
     def _judged(self, prepared: PreparedCell, command: EngineCommand) -> CellResult:
-        if self.foreign and not judges(self._applied(prepared.cell), prepared.cell):
+        if self.subject.profile.foreign and not judges(self._applied(prepared.cell), prepared.cell):
             return record(prepared, "UNSUPPORTED", error=UNJUDGED)
         try:
             engine = self._started(command)
         except ConfigError as error:
-            if self.foreign:
+            if self.subject.profile.foreign:
                 text = f"the engine does not run the cell: {error}"
                 return record(prepared, "FAIL", error=text, command=command)
             return judged(prepared, [self.refusal(prepared, error)])
@@ -222,7 +217,7 @@ class Runner:
             self._drop()
             return judged(prepared, [self.stall(stalled)], engine)
         self._served = run.served
-        if self.foreign:
+        if self.subject.profile.foreign:
             run = replace(run, resolved={**known_shape(prepared), **run.resolved})
             baseline = self._foreign_baseline(prepared, engine, command, run)
         else:
@@ -260,7 +255,7 @@ class Runner:
         # Imports torch, which a runner of another engine need not have.
         from specmatrix.matrix.run.speed import measure
 
-        if self.foreign:  # The device may have no room for more.
+        if self.subject.profile.foreign:  # The device may have no room for more.
             self.shut_down()
         starts = (self.starts or STARTS) if self.subject.profile.restarts else 1
         self._starts += 2 * starts

@@ -134,13 +134,13 @@ class TimedPair:
     def __init__(self, subject: Subject, prepared: PreparedCell) -> None:
         self.subject, self.prepared = subject, prepared
         self.engines: list[RunningEngine] = []
-        plain = prepared.default_baseline if is_foreign(subject) else plain_cell(prepared, foreign=False)
+        plain = prepared.default_baseline if subject.profile.foreign else plain_cell(prepared, foreign=False)
         try:
             for each in (prepared, plain):
                 command = subject.translate(each)
                 if isinstance(command, Unsupported):
                     raise ConfigError(f"{subject.name} cannot be timed: {command.reason}")
-                unwatched = {} if is_foreign(subject) else UNWATCHED
+                unwatched = {} if subject.profile.foreign else UNWATCHED
                 self.engines.append(start_engine(subject, replace(command, flags={**command.flags, **unwatched})))
         except BaseException:
             self.stop()
@@ -150,7 +150,7 @@ class TimedPair:
         """Time `turns` turns of both engines and of the fixed work."""
         _, watch = clock_of(self.subject, self.prepared)
         work = fixed_work(self.prepared.gpus > 0)
-        plain = plain_cell(self.prepared, is_foreign(self.subject))
+        plain = plain_cell(self.prepared, self.subject.profile.foreign)
         ours, theirs = (
             partial(timed_turn, self.subject, prepared, engine, watch)
             for prepared, engine in zip((self.prepared, plain), self.engines, strict=True)
@@ -222,11 +222,6 @@ class PairProcess(EngineProcess):
         """As `TimedPair.samples`."""
         found: StartSamples = self.call("samples", turns, seconds=self.answer_seconds * (turns + WARM))
         return found
-
-
-def is_foreign(subject: Subject) -> bool:
-    """Whether it is another engine than the reference engine."""
-    return Capability.RESOLUTION not in subject.profile.capabilities
 
 
 def plain_cell(prepared: PreparedCell, foreign: bool) -> PreparedCell:

@@ -434,6 +434,11 @@ class Profile:
     restarts: bool = True
     acceptance: Mapping[str, AcceptanceRule] = field(default_factory=dict)
 
+    @property
+    def foreign(self) -> bool:
+        """Whether it is of another engine than the reference engine, which defines the cells' axes and rules."""
+        return Capability.RESOLUTION not in self.capabilities
+
     def rule_of(self, cell: Cell) -> AcceptanceRule:
         """What accepts the drafts of a cell's sampled requests: the cell's rule if it names one."""
         rule = self.acceptance.get(cell.algorithm, self.acceptance.get("", AcceptanceRule()))

@@ -14,7 +14,7 @@ NOT_REFUSED: Final = "a combination that the reference engine must refuse, by it
 def translated(subject: Subject, prepared: PreparedCell) -> EngineCommand | Unsupported:
     """Translate a cell. Unsupported for subjects with other rules is one that the reference engine must refuse; for
     all, one with a grammar where tokens are judged without the grammar's library."""
-    if prepared.expectation == "refused" and Capability.RESOLUTION not in subject.profile.capabilities:
+    if prepared.expectation == "refused" and subject.profile.foreign:
         return Unsupported(NOT_REFUSED)
     tokens = Capability.TOKEN_IDS in subject.profile.capabilities
     if prepared.cell.grammar != "none" and tokens and (missing := lacking("xgrammar")):

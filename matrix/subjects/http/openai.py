@@ -12,6 +12,7 @@ from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import MODELS, Cell
 from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, NO_BASELINE, Endpoint
 from specmatrix.matrix.subjects.http.launch_flags import START_RULES, biased, other_model, same, unmasked
+from specmatrix.matrix.subjects.limits import profile as profile_of
 from specmatrix.matrix.subjects.protocol import (
     Answer,
     Capability,
@@ -61,12 +62,7 @@ COUNTED: Final = {
 }
 # Axes whose running value OpenAI's API does not report: only their defaults are supported.
 SHOWN: Final = ("algorithm", "model", "batch", "sampling", "finish", "abort", "grammar")
-TEXTS: Final = Profile(
-    frozenset({Capability.ARRIVAL}),
-    cannot={Capability.TOKEN_IDS: "OpenAI's API answers with text, not with token ids"},
-    start_seconds=600.0,
-    answer_seconds=300.0,
-)
+TEXTS: Final = profile_of("openai")
 
 
 @dataclass

@@ -20,9 +20,9 @@ from specmatrix.matrix.subjects.http.launch_flags import (
     unmasked,
     unreported,
 )
+from specmatrix.matrix.subjects.limits import profile as profile_of
 from specmatrix.matrix.subjects.protocol import (
     AcceptanceRule,
-    Capability,
     EngineCommand,
     Profile,
     RunningEngine,
@@ -59,29 +59,7 @@ SAME: Final = (
     *("max_new_tokens", "min_new_tokens", "temperature", "top_k", "top_p", "min_p", "ignore_eos", "no_stop_trim"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
-NATIVE: Final = Profile(
-    frozenset(
-        {
-            Capability.TOKEN_IDS,
-            Capability.LOGPROBS,
-            Capability.HISTOGRAM,
-            Capability.TOTALS,
-            Capability.READBACK,
-            Capability.ABORT,
-            Capability.SESSIONS,
-            Capability.ARRIVAL,
-            Capability.PREEMPTIONS,
-        }
-    ),
-    cannot={
-        Capability.ROUNDS: "SGLang reports a histogram of accepted drafts, not each round",
-        Capability.JOURNAL: "a server does not show its journal",
-        Capability.MEMORY: "SGLang's server does not report its KV pages",
-        Capability.SAMPLED_IDENTITY: "SGLang's sampled tokens depend on the batch and on the drafts",
-    },
-    start_seconds=600.0,
-    answer_seconds=300.0,
-)
+NATIVE: Final = profile_of("sglang")
 
 
 @dataclass

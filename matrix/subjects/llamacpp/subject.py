@@ -14,14 +14,11 @@ from specmatrix.matrix.subjects.limits import (
     chains_only,
     declared,
     obstacle,
-    reasons,
     untranslated,
 )
+from specmatrix.matrix.subjects.limits import profile as profile_of
 from specmatrix.matrix.subjects.protocol import (
-    AcceptanceRule,
-    Capability,
     EngineCommand,
-    Profile,
     RunningEngine,
     Subject,
     SubjectRequest,
@@ -41,7 +38,6 @@ TYPES: Final[Mapping[str, str]] = {
     "dflash": "draft-dflash",
     "ngram": "ngram-simple",
 }
-LIMITS: Final = reasons("llamacpp")
 STOPS: Final = "llama.cpp has no stop tokens"
 IGNORED: Final = "llama.cpp bans an ignored EOS, so that the text is another one"
 QUEUED: Final = "HTTP does not show when a request is queued"
@@ -79,22 +75,7 @@ class LlamaCppSubject(Subject):
     """llama.cpp's server on one thread of a CPU, float32."""
 
     name = "llamacpp"
-    profile = Profile(
-        capabilities=frozenset(
-            {*(Capability.TOKEN_IDS, Capability.ROUNDS, Capability.TOTALS), Capability.ABORT, Capability.ARRIVAL},
-        ),
-        cannot={
-            Capability.LOGPROBS: "its server reports none for the tokens of rounds with drafts",
-            Capability.SAMPLED_IDENTITY: "its sampled tokens depend on the number of draws before them",
-            Capability.SESSIONS: LIMITS["session!=none"],
-            Capability.HISTOGRAM: "its server has no metrics with SGLang's keys",
-            Capability.PREEMPTIONS: "its slots hold whole contexts, so no request loses its KV",
-            Capability.READBACK: "its server reports model, slots, context and drafter, but not the draft's sizes",
-        },
-        acceptance={
-            "": AcceptanceRule("match", "drafts are drawn with --spec-draft-sampling probabilistic, as in `reject`")
-        },
-    )
+    profile = profile_of("llamacpp")
 
     def version(self) -> str | None:
         return LLAMACPP.version()

@@ -15,14 +15,11 @@ from specmatrix.matrix.subjects.limits import (
     chains_only,
     declared,
     obstacle,
-    reasons,
     untranslated,
 )
+from specmatrix.matrix.subjects.limits import profile as profile_of
 from specmatrix.matrix.subjects.protocol import (
-    AcceptanceRule,
-    Capability,
     EngineCommand,
-    Profile,
     RunningEngine,
     Subject,
     SubjectRequest,
@@ -36,7 +33,6 @@ from specmatrix.matrix.zoo.registry import eos_ids
 if TYPE_CHECKING:
     from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
-LIMITS: Final = reasons("transformers")
 # transformers' defaults for depth and confidence.
 DEPTH: Final = 20
 THRESHOLD: Final = 0.4
@@ -69,29 +65,7 @@ class TransformersSubject(Subject):
     schedule = ""
     exit_layer: int | None = None
     variant = ""
-    profile = Profile(
-        capabilities=frozenset(
-            {
-                Capability.TOKEN_IDS,
-                Capability.LOGPROBS,
-                Capability.ROUNDS,
-                Capability.TOTALS,
-                Capability.READBACK,
-                Capability.ARRIVAL,
-            }
-        ),
-        cannot={
-            Capability.SAMPLED_IDENTITY: "it samples by rejection, so its sampled tokens depend on the drafts",
-            Capability.ABORT: LIMITS["abort!=none"],
-            Capability.SESSIONS: LIMITS["session!=none"],
-            Capability.MEMORY: LIMITS["memory!=ample"],
-            Capability.PREEMPTIONS: LIMITS["slots!=auto"],
-        },
-        acceptance={
-            "": AcceptanceRule("reject", "an assistant or a prediction layer samples if do_sample is true"),
-            "ngram": AcceptanceRule("match", "a lookup has no distribution, so its drafts are compared with draws"),
-        },
-    )
+    profile = profile_of("transformers")
 
     def version(self) -> str | None:
         try:

@@ -16,11 +16,10 @@ from specmatrix.matrix.subjects.limits import (
     obstacle,
     untranslated,
 )
+from specmatrix.matrix.subjects.limits import profile as profile_of
 from specmatrix.matrix.subjects.protocol import (
-    AcceptanceRule,
     Capability,
     EngineCommand,
-    Profile,
     RunningEngine,
     Subject,
     SubjectRequest,
@@ -100,33 +99,7 @@ class VllmSubject(Subject):
 
     name = "vllm"
     lookup = "ngram"
-    profile = Profile(
-        capabilities=frozenset(
-            {
-                Capability.TOKEN_IDS,
-                Capability.LOGPROBS,
-                Capability.ROUNDS,
-                Capability.TOTALS,
-                Capability.READBACK,
-                Capability.ABORT,
-                Capability.ARRIVAL,
-                Capability.PREEMPTIONS,
-            }
-        ),
-        cannot={
-            Capability.SAMPLED_IDENTITY: "it samples by rejection, so its sampled tokens depend on the drafts",
-            Capability.SESSIONS: "vLLM has no sessions",
-            Capability.HISTOGRAM: "its metrics of a request leave out the rounds without drafts",
-        },
-        start_seconds=600.0,
-        acceptance={
-            "": AcceptanceRule(
-                "match",
-                "drafts are drawn with draft_sample_method=probabilistic, which cells of `reject` have",
-                filtered=False,
-            )
-        },
-    )
+    profile = profile_of("vllm")
 
     def version(self) -> str | None:
         return VLLM.version()

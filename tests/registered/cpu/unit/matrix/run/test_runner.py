@@ -320,9 +320,9 @@ def test_a_runner_of_a_named_subject_has_its_requests_and_its_gates():
     assert (made.subject.name, made.seed, made.tier) == ("transformers", 7, "gpu1")
     assert (made.waivers, made.explain) == ((rule,), "red")
     assert [gate.name for gate in made.gates] == [gate.name for gate in applied_gates(subject.profile).gates]
-    assert made.workload == made.subject.requests and made.foreign
+    assert made.workload == made.subject.requests and made.subject.profile.foreign
     plain = subject_runner("reference", 7, "cpu")
-    assert (plain.waivers, plain.explain, plain.timed, plain.foreign) == ((), "none", False, False)
+    assert (plain.waivers, plain.explain, plain.timed, plain.subject.profile.foreign) == ((), "none", False, False)
     made = reference_runner(5)
     assert (made.seed, len(made.gates)) == (5, 17)
     record = made.run_cell(Cell.from_id("none.length"))
