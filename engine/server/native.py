@@ -31,15 +31,13 @@ from specmatrix.engine.server.responses import (
     number,
     unless_gone,
 )
-from specmatrix.engine.server.sampling import NATIVE_ABSENT, Ids, NativeSampling, engine_params, prompts_of, refuse
+from specmatrix.engine.server.sampling import Ids, NativeSampling, engine_params, prompts_of, refuse
 from specmatrix.errors import RequestError
 
 EACH: Final = Meta(max_length=limits.PROMPTS)
 Name = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARACTERS)]
 Flags = bool | Annotated[list[bool], EACH]
 Integers = int | Annotated[list[int], EACH]
-# Inputs for features that this engine lacks.
-ABSENT: Final = ("input_embeds", "image_data", "audio_data", "video_data", "lora_path", "token_ids_logprob")
 # Keys of /server_info that have the same name as SGLang's flag: from the configuration, and from the running engine.
 RESOLVED: Final = ("model_path", "spec_version", "max_total_tokens", "random_seed")
 RUNNING: Final = (
@@ -102,7 +100,7 @@ class GenerateBody(JsonBody):
     def asks(self, engine: EngineThread) -> list[Submission]:
         """One submission per completion, in the order of the prompts."""
         prompts, batch = self.prompts()
-        refuse(self, ABSENT)
+        refuse(self)
         count, asks = len(prompts), list[Submission]()
         samplings = _each("sampling_params", self.sampling_params, count, batch, NativeSampling())
         names = _each("rid", self.rid, count, batch, None)
@@ -138,7 +136,7 @@ def _each(name: str, value: Any, count: int, batch: bool, default: Any) -> list[
 
 
 def _params(asked: NativeSampling, scored: bool, start: int, top: int) -> SamplingParams:
-    refuse(asked, NATIVE_ABSENT)
+    refuse(asked)
     most = 128 if asked.max_new_tokens is None else asked.max_new_tokens
     return engine_params(
         asked,

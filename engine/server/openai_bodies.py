@@ -12,9 +12,6 @@ from specmatrix.engine.server.json_body import JsonBody, absent
 from specmatrix.engine.server.sampling import Common, Prompts
 from specmatrix.errors import RequestError
 
-# Members for features that this engine lacks; only empty values are accepted.
-COMPLETION_ABSENT: Final = ("suffix",)
-CHAT_ABSENT: Final = ("tools", "functions", "function_call", "audio", "prediction", "web_search_options")
 MAX_LOGPROBS: Final = 100
 Count = Annotated[int, Meta(ge=1)]
 Scores = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]

@@ -17,8 +17,6 @@ from specmatrix.engine.server.chat_template import ChatTemplate
 from specmatrix.engine.server.engine_thread import EngineThread, Submission, Ticket, failure
 from specmatrix.engine.server.json_body import read, takes
 from specmatrix.engine.server.openai_bodies import (
-    CHAT_ABSENT,
-    COMPLETION_ABSENT,
     ChatBody,
     CompletionBody,
     OpenAICommon,
@@ -255,7 +253,7 @@ def openai_router(engine: EngineThread, model: str, template: ChatTemplate) -> A
         """Complete prompts."""
         body = await read(http, CompletionBody)
         check(body.model)
-        refuse(body, COMPLETION_ABSENT)
+        refuse(body)
         if body.best_of not in (None, body.n):
             raise RequestError(f"best_of is {body.best_of}; allowed: n, {body.n}, as every completion is returned")
         prompts, _ = prompts_of("prompt", body.prompt)
@@ -269,7 +267,7 @@ def openai_router(engine: EngineThread, model: str, template: ChatTemplate) -> A
         """Answer a chat with the checkpoint's own template."""
         body = await read(http, ChatBody)
         check(body.model)
-        refuse(body, CHAT_ABSENT)
+        refuse(body)
         text = await asyncio.to_thread(template.render, [message.plain() for message in body.messages])
         prompt = await asyncio.to_thread(engine.prompt_ids, text)
         left = max(1, engine.resolved.context_length - len(prompt))

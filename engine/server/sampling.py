@@ -58,10 +58,6 @@ class Common(JsonBody):
     reasoning_end_ids: BadWord | None = None
 
 
-# Members for features that this engine lacks; only empty values are accepted.
-NATIVE_ABSENT: Final = ("stop_regex", "custom_params")
-
-
 class NativeSampling(Common):
     """SGLang's sampling_params."""
 
@@ -92,10 +88,12 @@ def prompts_of(name: str, given: str | Sequence[Any]) -> tuple[list[Prompt], boo
     return ([given], False) if one else ([*given], True)
 
 
-def refuse(asked: JsonBody, absent: tuple[str, ...]) -> None:
-    """Raise RequestError if a member in `absent` has a non-empty value: the engine lacks these features."""
-    for name in absent:
-        value = bytes(memoryview(getattr(asked, name))[: MAX_VALUE + 1]).decode(errors="replace")
+def refuse(asked: JsonBody) -> None:
+    """Raise RequestError if an `absent` member has a non-empty value: the engine lacks these features."""
+    for name in asked.__struct_fields__:
+        if not isinstance(raw := getattr(asked, name), Raw):
+            continue
+        value = bytes(memoryview(raw)[: MAX_VALUE + 1]).decode(errors="replace")
         if "".join(value.split()) not in EMPTY:
             value = value[:MAX_VALUE] + "..." * (len(value) > MAX_VALUE)
             raise RequestError(f"{name} is {value}; allowed: null, as this engine has no such feature")

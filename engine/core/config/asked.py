@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args, get_origin
 
 from specmatrix.engine.core.config.adaptive_file import Slots, inline
 from specmatrix.engine.core.draft.ngram_index import NgramOptions
@@ -14,16 +14,6 @@ from specmatrix.errors import ConfigError, nearest, shown
 AUTO: Final = "auto"
 Auto: TypeAlias = Literal["auto"]
 
-CHOICES: Final[dict[str, tuple[object, ...]]] = {
-    "spec_version": (AUTO, "v1", "v2"),
-    "speculative_acceptance": ("match", "reject", "block"),
-    "dtype": (AUTO, "float32", "bfloat16", "float16"),
-    "device": (AUTO, "cpu", "cuda"),
-    "strict_memory": (0, 1, 2),
-    "enable_multi_layer_eagle": (AUTO, True, False),
-    "speculative_ngram_match_type": ("BFS", "PROB"),
-    "speculative_dspark_verify_mode": ("static", "cap-accept"),
-}
 # Aliases that SGLang's command line accepts for the same field.
 ALIASES: Final = {
     "model": "model_path",
@@ -136,6 +126,12 @@ class EngineConfig:
         if "model_path" not in values:
             raise ConfigError("model_path is missing; set it to the path or zoo name of the target model")
         return cls(**values)
+
+
+CHOICES: Final[dict[str, tuple[object, ...]]] = {
+    **{field.name: get_args(field.type) for field in fields(EngineConfig) if get_origin(field.type) is Literal},
+    **{"strict_memory": (0, 1, 2), "enable_multi_layer_eagle": (AUTO, True, False)},
+}
 
 
 def _kinds() -> dict[str, type]:
