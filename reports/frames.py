@@ -84,12 +84,9 @@ class Runs:
         return _frame(
             {
                 "run": run,
-                "id": cell.id,
-                "state": cell.state,
-                "expect": cell.expect,
+                **{name: getattr(cell, name) for name in ("id", "state", "expect")},
                 "start": names[id(cell.start)],
-                "seconds": cell.seconds,
-                "error": cell.error,
+                **{name: getattr(cell, name) for name in ("seconds", "error")},
                 "waived": None if cell.waived is None else cell.waived.reason,
                 "repro": cell.repro,
                 **cell.axes,
@@ -160,13 +157,8 @@ class Runs:
         gates = dict.fromkeys((*GATES, *(gate for _, fault in rows for gate in fault.killed_by)))
         return _frame(
             {
-                "run": run,
-                "fault": fault.id,
-                "category": fault.category,
-                "origin": fault.origin,
-                "gate": gate,
-                "killed": gate in fault.killed_by,
-                "crashed": fault.crashed,
+                **{"run": run, "fault": fault.id, "category": fault.category, "origin": fault.origin},
+                **{"gate": gate, "killed": gate in fault.killed_by, "crashed": fault.crashed},
             }
             for run, fault in rows
             for gate in gates

@@ -242,9 +242,9 @@ def expected(golden: Golden, cell: Cell, gpu: bool = False) -> dict[str, str]:
 
 
 @cache
-def golden_table(path: Path = GOLDEN_FILE) -> Golden:
+def golden_table() -> Golden:
     """The reviewed groups; empty if the file is missing, so that every start is NOT MEASURED."""
-    return compiled(parse_yaml(path.read_text(encoding="utf-8"), own=True)) if path.is_file() else {}
+    return compiled(parse_yaml(GOLDEN_FILE.read_text(encoding="utf-8"), own=True)) if GOLDEN_FILE.is_file() else {}
 
 
 def blessed_table(cells: Iterable[Cell]) -> Golden:
@@ -321,9 +321,9 @@ def _value(text: str) -> object:
 
 
 @cache
-def golden_flags(path: Path = FLAGS_FILE) -> FlagOutcomes:
+def golden_flags() -> FlagOutcomes:
     """The reviewed outcomes."""
-    found: dict[str, dict[str, str]] = parse_yaml(path.read_text(encoding="utf-8"), own=True)
+    found: dict[str, dict[str, str]] = parse_yaml(FLAGS_FILE.read_text(encoding="utf-8"), own=True)
     return found
 
 

@@ -58,17 +58,17 @@ def resolve_path(name_or_path: str | Path) -> Path:
     raise ConfigError(f"model {shown(str(name_or_path))} is neither a folder nor in the zoo ({', '.join(NAMES)})")
 
 
-def checksums(path: Path = CHECKSUMS) -> dict[str, tuple[str, int]]:
+def checksums() -> dict[str, tuple[str, int]]:
     """File name (relative to the checkpoints) to (sha256, bytes). ConfigError on a missing list or a broken line."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = CHECKSUMS.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
-        raise ConfigError(f"the zoo's checksum file {path} is missing; restore it from the repository") from None
+        raise ConfigError(f"the zoo's checksum file {CHECKSUMS} is missing; restore it from the repository") from None
     known: dict[str, tuple[str, int]] = {}
     for number, line in enumerate(lines, start=1):
         parts = line.split()
         if len(parts) != 3 or len(parts[0]) != 64 or not parts[1].isdigit():
-            raise ConfigError(f"{path} line {number} is {line!r}; it must be a sha256, a size and a file name")
+            raise ConfigError(f"{CHECKSUMS} line {number} is {line!r}; it must be a sha256, a size and a file name")
         known[parts[2]] = (parts[0], int(parts[1]))
     return known
 

@@ -147,25 +147,11 @@ def _environment(**settings: object) -> Environment:
         lstrip_blocks=True,
         **settings,  # type: ignore[arg-type]  # passed on as they are
     )
-    made.filters |= {
-        "accepting": text.accepting,
-        "arrows": lambda said: str(said).replace("->", "→"),  # no line break before an arrow
-        "build": text.build,
-        "tested": text.tested,
-        "columns": failing_request.columns,
-        "pages": failing_request.pages_text,
-        "place": failing_request.place,
-        "duration": text.duration,
-        "failure": text.failure,
-        "machine": text.machine,
-        "pair": pair_text,
-        "provenance": text.provenance,
-        "repr": repr,
-        "shorten": text.shorten,
-        "signature": signature,
-        "tone": tone,
-        "versions": text.versions,
-    }
+    words = (text.accepting, text.build, text.duration, text.failure, text.machine, text.provenance, text.shorten)
+    others = (text.tested, text.versions, failing_request.columns, failing_request.place, repr, signature, tone)
+    made.filters |= {function.__name__: function for function in (*words, *others)}
+    made.filters |= {"pages": failing_request.pages_text, "pair": pair_text}
+    made.filters["arrows"] = lambda said: str(said).replace("->", "→")  # no line break before an arrow
     made.globals |= {"count": text.count, "min": min}
     return made
 
