@@ -39,16 +39,7 @@ from specmatrix.options import WORKERS
 from specmatrix.reports.atomic import check_place
 from specmatrix.reports.render.run import RunView, write_explained, write_run
 from specmatrix.reports.render.terminal import show_run
-from specmatrix.reports.schema import (
-    REFERENCE,
-    REPORT_FILE,
-    Cause,
-    CellResult,
-    Header,
-    ShardRecord,
-    WaiverRule,
-    is_red,
-)
+from specmatrix.reports.schema import REFERENCE, REPORT_FILE, Cause, CellResult, Header, ShardRecord, WaiverRule, is_red
 from specmatrix.reports.stats import MIN_VALUES
 from specmatrix.reports.store import PARTIAL_FILE, ReportWriter, load
 from specmatrix.reports.wording import count, ranges

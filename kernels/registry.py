@@ -189,10 +189,5 @@ KERNELS: Final = (
 )
 
 CPU_KERNELS: Final = (
-    _kernel(
-        decoder_layer,
-        writes=(0, 11),
-        bound=error_bounds.decoder_layer,
-        why="chained float32 sums",
-    ),
+    _kernel(decoder_layer, writes=(0, 11), bound=error_bounds.decoder_layer, why="chained float32 sums"),
 )

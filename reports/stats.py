@@ -276,13 +276,7 @@ def law_fit(counts: Sequence[int], law: Sequence[float], alpha: float) -> LawFit
     statistic = sum((got - part * n) ** 2 / (part * n) for got, part in bins)
     variation = sum(abs(got / n - part) for got, part in bins) / 2
     far = chndtrinc(chdtri(len(bins) - 1, alpha), len(bins) - 1, 1 - POWER)
-    return LawFit(
-        statistic,
-        float(chdtrc(len(bins) - 1, statistic)),
-        len(bins),
-        variation,
-        math.sqrt(far / (4 * n)),
-    )
+    return LawFit(statistic, float(chdtrc(len(bins) - 1, statistic)), len(bins), variation, math.sqrt(far / (4 * n)))
 
 
 class LeastVariation(NamedTuple):

@@ -16,11 +16,7 @@ from specmatrix.engine.api import Output, Prompt
 from specmatrix.engine.server.chat_template import ChatTemplate
 from specmatrix.engine.server.engine_thread import EngineThread, Submission, Ticket, failure
 from specmatrix.engine.server.json_body import read, takes
-from specmatrix.engine.server.openai_bodies import (
-    ChatBody,
-    CompletionBody,
-    OpenAICommon,
-)
+from specmatrix.engine.server.openai_bodies import ChatBody, CompletionBody, OpenAICommon
 from specmatrix.engine.server.refusals import NoSuchModel, OpenAIErrorBody, body_of, documented, status_of
 from specmatrix.engine.server.responses import (
     DONE,
@@ -114,12 +110,7 @@ class Answering:
         """A finished choice."""
         text = self.text(index, output.text)
         said: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        return {
-            "index": index,
-            **said,
-            "logprobs": self.logprobs(index, output),
-            "finish_reason": output.finish.reason,
-        }
+        return {"index": index, **said, "logprobs": self.logprobs(index, output), "finish_reason": output.finish.reason}
 
     def chunk(self, index: int, text: str, finish: str | None, scores: dict[str, Any] | None) -> dict[str, Any]:
         """A part of a streamed choice."""

@@ -9,12 +9,7 @@ from specmatrix.kernels import preconditions
 from specmatrix.kernels.backend import on_triton, triton_module
 
 
-def rms_norm(
-    x: Tensor,
-    weight: Tensor,
-    eps: float,
-    out: Tensor | None = None,
-) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight (arXiv 1910.07467) for each of G groups of a row -> [M, G * width].
 
     x [M, G * width] and out, of the same shape and dtype, may have any row stride, and out may be x; weight [G, width],

@@ -51,8 +51,4 @@ PLAIN_CASES = (
     Case("rows far apart", _far, size="large"),
     Case("zeros", lambda g: (torch.zeros(2, 8), torch.ones(1, 8), 1e-5)),
 )
-INTO_CASES = (
-    _into(0, 4, 2),
-    _into(1, 16, 3),
-    _into(6, 20, 4, torch.bfloat16),
-)
+INTO_CASES = (_into(0, 4, 2), _into(1, 16, 3), _into(6, 20, 4, torch.bfloat16))

@@ -145,11 +145,7 @@ def _accuracy(pair: ModelPair, measured: Mapping[str, Any]) -> GateResult:
     thin += [measured["doubt"]] if measured["doubt"] else []
     interval = wilson(tests[f"right by {EXTRACTORS[0]}"]["cell"], n)
     return GateResult(
-        "accuracy",
-        "FAIL" if red else "NOT MEASURED" if thin else "PASS",
-        numbers,
-        interval,
-        "; ".join(red or thin),
+        "accuracy", "FAIL" if red else "NOT MEASURED" if thin else "PASS", numbers, interval, "; ".join(red or thin)
     )
 
 

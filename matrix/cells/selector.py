@@ -100,7 +100,8 @@ def _cell(word: str) -> Selector:
         if not nearest(word, MEANINGS):
             raise ConfigError(f"{shown(word)} is neither a cell id nor a selector; {HELP}")
     wanted = Cell.from_id(word)
-    return Selector(lambda cell: cell == wanted, lambda known: wanted[: len(known)] == known, _never, (wanted,), NAMES)
+    may = lambda known: wanted[: len(known)] == known  # noqa: E731
+    return Selector(lambda cell: cell == wanted, may, lambda known: False, (wanted,), NAMES)
 
 
 def _within(name: str, values: frozenset[str]) -> Selector:
@@ -130,7 +131,3 @@ def _negated(inner: Selector) -> Selector:
 
 def _flipped(inner: Predicate) -> Predicate:
     return lambda values: not inner(values)
-
-
-def _never(known: tuple[str, ...]) -> bool:
-    return False

@@ -21,13 +21,7 @@ class Tier:
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 # Largest useful number of processes or threads per core.
 PER_CORE: Final = 8
-TIERS: Final = (
-    Tier("cpu", 0),
-    Tier("gpu1", 1),
-    Tier("gpu2", 2),
-    Tier("gpu4", 4),
-    Tier("gpu8", 8),
-)
+TIERS: Final = (Tier("cpu", 0), Tier("gpu1", 1), Tier("gpu2", 2), Tier("gpu4", 4), Tier("gpu8", 8))
 
 
 def visible_gpus(name: str) -> int:

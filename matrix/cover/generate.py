@@ -3,7 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from math import prod
+from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from specmatrix.matrix.cells.axes import AXES, NAMES, OWN_VALUES, START_AXES
 from specmatrix.matrix.cells.cell import Cell, order
@@ -12,21 +15,11 @@ from specmatrix.matrix.cells.enumerate import starts
 
 # Another salt gives another cover of about the same size; this one is as good as any.
 SALT: Final = "specmatrix"
-NEGATIVES: Final = {"smoke": 0, "pr": 2, "nightly": 8}
-STRENGTHS: Final = {"smoke": 1, "pr": 2, "nightly": 3}
 
-# Engine starts on which the request axes are covered pairwise; exams are excluded as too slow.
-SWEEPS: Final[dict[str, tuple[str, ...]]] = {
-    "smoke": (),
-    "pr": (),
-    "nightly": (
-        "eagle3.s3.k4.n8.v2.p16",
-        "none.v2.p4.c7.m4",
-        "standalone.s3.k2.n6.v1.p64.tight.m4",
-        "eagle3.s5.v2.nocache.tight",
-        "eagle3.s5.k2.n16.v2.c32.m4",
-    ),
-}
+
+# stages.yaml explains its parts.
+TABLE: Final[dict[str, Any]] = msgspec.yaml.decode(Path(__file__).with_name("stages.yaml").read_bytes())
+NEGATIVES, STRENGTHS = TABLE["negatives"], TABLE["strengths"]
 
 
 def cover(

@@ -7,38 +7,22 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final
 
-import yaml
+import msgspec
 
 from specmatrix.matrix.cells.axes import axis, describe
-from specmatrix.matrix.cells.cell import HYBRIDS, Cell
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, LEFT_OUT, Constraint, explain, tables_hash
-from specmatrix.matrix.cover.generate import NEGATIVES, STRENGTHS, SWEEPS, cover, negative_constraints, negatives, sweep
+from specmatrix.matrix.cover.generate import NEGATIVES, STRENGTHS, TABLE, cover, negative_constraints, negatives, sweep
 from specmatrix.matrix.cover.lockfile import LOCK_FILE, STAGES, Lock, read, write
 from specmatrix.matrix.cover.verify import Combination, feasible, uncovered, uncovered_sweep
 
 SHOWN: Final = 5
-# Values that only the last stage must cover: earlier ones have some of their cells, which planted faults need.
-LATE: Final = frozenset(
-    {
-        *(("model", name) for name in (*HYBRIDS, "llama_json")),
-        *(("state_interval", size) for size in ("16", "24")),
-        ("algorithm", "suffix"),
-        ("constrained_drafts", "on"),
-        ("mixed_chunk", "on"),
-        ("adaptive", "throughput"),
-        *(("drafting", name) for name in ("parallel", "dflash2", "vanilla", "gated", "rnn")),
-        ("algorithm", "dspark"),
-        ("verify", "budget"),
-    }
-)
-# Values that go with few others of every axis: the cells of each are found by themselves, as fast as those without any.
-APART: Final = (
-    ("mixed_chunk", "on"), ("drafting", "gated"), ("drafting", "rnn"), ("drafting", "vanilla"), ("verify", "budget"),
-    ("algorithm", "dspark"), ("adaptive", "throughput"),
-)  # fmt: skip
+SWEEPS: Final[dict[str, list[str]]] = TABLE["sweeps"]
+# Pairs of an axis and a value.
+LATE, APART = ([(name, one) for name in TABLE[part] for one in TABLE[part][name]] for part in ("late", "apart"))
 # Stage to cell id to the regression that the cell covers.
-PRESETS: Final[dict[str, dict[str, str]]] = yaml.safe_load(
-    (Path(__file__).parent / "regressions.yaml").read_text(encoding="utf-8")
+PRESETS: Final = msgspec.yaml.decode(
+    Path(__file__).with_name("regressions.yaml").read_bytes(), type=dict[str, dict[str, str]]
 )
 
 
@@ -141,7 +125,7 @@ def _gaps(lock: Lock, stage: str, rules: tuple[Constraint, ...]) -> list[Combina
 
 
 def _due(combination: Combination, stage: str) -> bool:
-    return stage == STAGES[-1] or LATE.isdisjoint(combination)
+    return stage == STAGES[-1] or {*LATE}.isdisjoint(combination)
 
 
 def coverage(lock: Lock, stage: str, rules: tuple[Constraint, ...] = CONSTRAINTS) -> tuple[int, int]:
@@ -164,7 +148,7 @@ def extend(path: Path = LOCK_FILE) -> tuple[int, int]:
         for value in (None, *APART):
             if any(value in gap if value else {*APART}.isdisjoint(gap) for gap in gaps):
                 barred = APART if value is None else [(value[0], other) for other in axis(value[0]).names]
-                late = frozenset(barred) - {value} if stage == STAGES[-1] else LATE
+                late = frozenset(barred) - {value} if stage == STAGES[-1] else frozenset(LATE)
                 known = [cell for cell in lock.upto(stage) if not explain(cell)]
                 kept = [cell for cell in known if late.isdisjoint(cell.values.items())]
                 lock.cells[stage] += cover(STRENGTHS[stage] - bool(value), kept, late=late)

@@ -151,11 +151,7 @@ def runner_for(config: pytest.Config, tier: str) -> Runner:
         torch.set_num_threads(1)
         option = config.option
         runners[tier] = subject_runner(
-            option.specmatrix_subject,
-            option.specmatrix_seed,
-            tier,
-            waivers_of(config),
-            endpoint=endpoint_from(config),
+            option.specmatrix_subject, option.specmatrix_seed, tier, waivers_of(config), endpoint=endpoint_from(config)
         )
         runners[tier].timed = option.specmatrix_stage == TIMED
         config.add_cleanup(runners[tier].shut_down)

@@ -21,10 +21,7 @@ def _draft(recipe: Recipe, target: Recipe) -> dict[str, Any]:
             "target_hidden_size": target.shape.hidden_size,
             # vLLM's ids name the states, those of SGLang's group the layers whose outputs these are.
             "eagle_aux_hidden_state_layer_ids": [index + 1 for index in recipe.aux_layers],
-            "eagle_config": {
-                "eagle_aux_hidden_state_layer_ids": list(recipe.aux_layers),
-                "use_aux_hidden_state": True,
-            },
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(recipe.aux_layers), "use_aux_hidden_state": True},
         }
     if recipe.kind == "dflash":
         parts = {} if recipe.dflash2 is None else asdict(recipe.dflash2)

@@ -18,12 +18,7 @@ from specmatrix.matrix.zoo.card import Card, Score
 from specmatrix.matrix.zoo.corpus import Batch, Buckets, Sequences, training_sequences
 from specmatrix.matrix.zoo.decode import greedy
 from specmatrix.matrix.zoo.dflash_net import DflashNet
-from specmatrix.matrix.zoo.evaluate import (
-    captured_layers,
-    data_hash,
-    recipe_of,
-    target_accuracy,
-)
+from specmatrix.matrix.zoo.evaluate import captured_layers, data_hash, recipe_of, target_accuracy
 from specmatrix.matrix.zoo.heads import LanguageHead
 from specmatrix.matrix.zoo.net import CausalNet
 from specmatrix.matrix.zoo.recipes import DATA, RECIPES, SMOKE_DATA, Data, Fit, Recipe, smoke

@@ -216,10 +216,7 @@ def run_page(run: RunView) -> str:
         gates=gates,
         rows=_rows(shown, values, gates, run.header.created),
         axes=_axes(values),
-        plots={
-            "acceptance": acceptance_plot(run.cells, _allowed(run)),
-            "accuracy": accuracy_plot(run.cells),
-        },
+        plots={"acceptance": acceptance_plot(run.cells, _allowed(run)), "accuracy": accuracy_plot(run.cells)},
         data={"cells": [_details(cell, row, run.header) for cell, row in zip(shown, values, strict=True)]},
     )
 

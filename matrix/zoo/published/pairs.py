@@ -58,10 +58,7 @@ class ModelPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def config(self) -> EngineConfig:
         """The engine configuration with the drafter. Model paths are names in MODELS."""
-        drafter: dict[str, Any] = {
-            "speculative_algorithm": self.algorithm,
-            "speculative_draft_model_path": self.draft,
-        }
+        drafter: dict[str, Any] = {"speculative_algorithm": self.algorithm, "speculative_draft_model_path": self.draft}
         return EngineConfig(self.target, **START_FLAGS, **drafter, **self.flags)
 
     @property

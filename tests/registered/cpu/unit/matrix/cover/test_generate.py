@@ -13,7 +13,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, expect, explain
 from specmatrix.matrix.cells.enumerate import starts
 from specmatrix.matrix.cover import generate, verify
-from specmatrix.matrix.cover.generate import SWEEPS, cover, negative_constraints, negatives, sweep
+from specmatrix.matrix.cover.generate import cover, negative_constraints, negatives, sweep
 from specmatrix.matrix.cover.lock import PRESETS as BY_STAGE
 from specmatrix.matrix.cover.verify import PIVOTS, allowed, components, feasible, uncovered, uncovered_sweep
 
@@ -98,7 +98,7 @@ def test_all_refused_and_rewritten_constraints_are_tested():
 
 
 def test_a_sweep_holds_every_request_pair_on_one_start():
-    start = Cell.from_id(SWEEPS["nightly"][0])
+    start = Cell.from_id(generate.TABLE["sweeps"]["nightly"][0])
     cells = sweep(start)
     assert {cell.start_key for cell in cells} == {start.start_key}
     assert uncovered_sweep(start, cells) == []
