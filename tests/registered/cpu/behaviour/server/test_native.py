@@ -15,6 +15,7 @@ import pytest
 from specmatrix.engine.core.schedule.grammar import Constraint
 from specmatrix.engine.core.schedule.request import SamplingParams
 from tests.support.served import MODEL, QUESTION, SECONDS, RunningServer
+from tests.support.tables import table
 
 GREEDY = {"temperature": 0, "max_new_tokens": 40}
 # What SGLang's frontend language sends with each call.
@@ -216,34 +217,8 @@ def test_metrics_count_requests_and_pages(server: RunningServer):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({}, "text and input_ids: exactly one of them must be given"),
-        ({"text": "a", "input_ids": [1]}, "text and input_ids: exactly one of them must be given"),
-        ({"text": 3}, "text is 3; allowed: a string or a list or null"),
-        ({"text": "a", "rid": ""}, "rid is ''; allowed: a string of length >= 1"),
-        ({"input_ids": [[-1]]}, "input_ids[0][0] is -1; allowed: an integer >= 0"),
-        ({"text": "a", "sampling_params": 1}, "sampling_params is 1; allowed: an object or a list or null"),
-        ({"text": "a", "sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens is -1; allowed"),
-        ({"text": ["a"], "sampling_params": [{"stop": [""]}]}, "sampling_params[0].stop[0] is ''; allowed: a"),
-        (
-            {"text": "a", "sampling_params": {"logit_bias": {"-": 1}}},
-            "a key of sampling_params.logit_bias is wrong",
-        ),
-        ({"text": "a", "session_params": {}}, "session_params.id is missing"),
-        ({"text": "a", "maxNewTokens": 3}, "maxNewTokens is unknown; allowed: what the OpenAPI description at"),
-        ({"text": []}, "text is []; allowed: a text, token ids, or a list of at most 4096 of"),
-        ({"text": "a", "sampling_params": {"top_p": 0}}, "top_p is 0.0; allowed: above 0 and at most 1"),
-        (
-            {"text": "a", "sampling_params": {"stop_regex": "a*"}},
-            'stop_regex is "a*"; allowed: null',
-        ),
-        ({"text": "a", "sampling_params": {"skip_special_tokens": False}}, "skip_special_tokens is false; allowed"),
-        ({"text": "a", "rid": ["b", "c"]}, "rid: values 2, prompts 1; allowed: one value, or one per prompt"),
-        ({"text": ["a", "b"], "rid": ["b", "b"]}, "rid 'b' belongs to a request that has not ended; choose another"),
-        ({"input_ids": [999]}, "prompt token 999 is outside the vocabulary"),
+        *table(__file__),
         ({"input_ids": [1] * 9000}, "prompt (9000) plus max_new_tokens (128) is 9128 tokens; allowed: at most the"),
-        ({"text": "a", "sampling_params": {"n": 2}, "session_params": {"id": "x"}}, "n is 2; allowed: 1 for a session"),
-        ({"text": "a", "lora_path": "x"}, 'lora_path is "x"; allowed: null, as this engine has no such feature'),
-        ({"text": ["a", "b"], "sampling_params": [{}, {"top_k": 0}]}, "top_k is 0; allowed: -1"),
     ],
 )
 def test_a_wrong_body_is_one_sentence(server: RunningServer, body: dict[str, object], message: str):

@@ -1,5 +1,4 @@
 import random
-import re
 from itertools import product
 
 import pytest
@@ -14,6 +13,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.gates.registry import GATES
 from tests.support.refusals import refusal
+from tests.support.tables import table
 
 SHAPE = [name for name in START_AXES[: START_AXES.index("page_size")] if name not in ("tp", "verify", "drafting")]
 ROOMS = ({}, {"page_size": "64", "prefix_cache": "off", "memory": "tight"})
@@ -197,52 +197,8 @@ def test_the_engine_refuses_with_the_sentence_of_the_lifted_rule(constraint, sta
         assert refusal(resolve, cell.config(), zoo_facts(cell)) == rule.message(constraints.situation(cell))
 
 
-# Constraints, and cells to which just these apply.
-APPLY = """\
-nothing: eagle3.s3.k4.n8 eagle3.s3.k1.n4 none.session_retract.pair.stream.length none.ctx.pair.branch.length
-  none.tp2.pair.branch none.m4.burst.abort_queued nextn.deepseek.s2 eagle3.tiers.s2 eagle3.table.ramp.length
-  eagle3.qwen3.nocache
-equal-widths: eagle3.s3.k2.n4
-chain-width: eagle3.s3.n8
-tree-too-wide: eagle3.s1.k2.n4
-steps-auto-alone: eagle3.k4
-nothing-to-draft: none.s3 none.tiers
-v2-needs-overlap: none.v2.sync
-v1-without-overlap: none.v1.sync
-alone-under-pressure: none.tight
-session_retract-for-turns: none.session_retract.stream.length none.session_retract.pair.length
-  none.session_retract.pair.stream
-context-out-of-reach: none.ctx.pair none.ctx.mixed_lengths.length none.ctx.tight.pair.length
-few-ranks-context: none.tp2.ctx.pair.length
-slots-unfilled: none.m4.pair
-mixed-alone: none.mixed
-queue-empty: none.burst.abort_queued
-gsm-cut-short: none.gsm.length
-gsm-under-pressure: none.tight.gsm
-nothing-to-draft alone-under-pressure mixed-alone: none.s3.tight.mixed
-steps-no-candidate: eagle3.tiers.s5
-steps-no-candidate table-of-one-drafter: eagle3.s2.table
-table-of-one-drafter: eagle.table
-adaptive-config-flat: eagle3.flat
-steps-no-candidate adaptive-config-flat: eagle.s3.flat
-adaptive-unsupported: eagle3.s3.k4.n8.tiers eagle3.s3.k4.tiers standalone.tiers ngram.tiers dflash.tiers
-steps-auto-alone adaptive-unsupported: eagle3.k4.tiers
-chain-of-its-own-width: eagle3.k1.tiers
-acceptance-unused: none.reject.pair.mixed
-acceptance-of-chains: eagle3.s2.k4.block.pair.topk_topp
-few-drawn-algorithm: ngram.reject.pair.mixed
-few-drawn-sampling: eagle3.reject.pair
-nothing-bundled: nextn
-nothing-bundled window-uncached: nextn.qwen3
-no-draft-trained: eagle.qwen3.nocache standalone.deepseek dflash.parallel.pair eagle3.dflash2.pair
- eagle3.qwen3.parallel.nocache.pair
-parallel-chains: standalone.s3.k4.parallel.pair
-"""
-
-
-@pytest.mark.parametrize("line", re.split(r"\n(?! )", APPLY.strip()), ids=lambda line: line.partition(":")[0])
-def test_explain_names_every_constraint_that_applies(line):
-    names, _, cells = line.partition(":")
+@pytest.mark.parametrize(("names", "cells"), table(__file__).items())
+def test_explain_names_every_constraint_that_applies(names, cells):
     for text in cells.split():
         found = [constraint.name for constraint in constraints.explain(Cell.from_id(text))]
         assert " ".join(found or ["nothing"]) == names, text
