@@ -1,16 +1,13 @@
-"""What a subject shows, and what it cannot run, by axis values alone: data from which its own cells are chosen. Imports
-the standard library only, as `protocol`."""
+"""What a subject cannot run, by axis values alone: data from which its own cells are chosen. Imports the standard
+library only, as `protocol`."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
-
-from specmatrix.matrix.subjects.protocol import AcceptanceRule, Capability, Profile
 
 if TYPE_CHECKING:
     from specmatrix.matrix.cells.cell import Cell
@@ -45,16 +42,6 @@ def declared(name: str) -> tuple[AxisLimit, ...]:
 
     found = ((why, parse_selector(cells)) for cells, why in reasons(name).items())
     return tuple(AxisLimit(why, selector.axes, selector) for why, selector in found)
-
-
-def profile(name: str) -> Profile:
-    """A subject's profile, from profiles.json. What it cannot show has a reason there, or a limit with that reason."""
-    row = json.loads(Path(__file__).with_name("profiles.json").read_text(encoding="utf-8"))[name]
-    row["capabilities"] = frozenset(map(Capability, row["capabilities"]))
-    cannot = row.get("cannot", {}).items()
-    row["cannot"] = {Capability(what): reasons(name)[why] if "!=" in why else why for what, why in cannot}
-    row["acceptance"] = {algorithm: AcceptanceRule(**rule) for algorithm, rule in row.get("acceptance", {}).items()}
-    return Profile(**row)
 
 
 def obstacle(cell: Cell, limits: Iterable[AxisLimit], reasons: Iterable[str]) -> str:

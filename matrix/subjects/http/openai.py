@@ -12,7 +12,7 @@ from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import MODELS, Cell
 from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, NO_BASELINE, Endpoint
 from specmatrix.matrix.subjects.http.launch_flags import START_RULES, biased, other_model, same, unmasked
-from specmatrix.matrix.subjects.limits import profile as profile_of
+from specmatrix.matrix.subjects.profiles import profile_of
 from specmatrix.matrix.subjects.protocol import (
     Answer,
     Capability,

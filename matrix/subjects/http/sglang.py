@@ -20,7 +20,7 @@ from specmatrix.matrix.subjects.http.launch_flags import (
     unmasked,
     unreported,
 )
-from specmatrix.matrix.subjects.limits import profile as profile_of
+from specmatrix.matrix.subjects.profiles import profile_of
 from specmatrix.matrix.subjects.protocol import (
     AcceptanceRule,
     EngineCommand,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.environment import LLAMACPP
 from specmatrix.matrix.subjects.limits import AxisLimit, chain_depth, chains_only, declared, obstacle, untranslated
-from specmatrix.matrix.subjects.limits import profile as profile_of
+from specmatrix.matrix.subjects.profiles import profile_of
 from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine, Subject, SubjectRequest, Unsupported
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.requirements import BEGUN, COMMON, OVERLAPPING

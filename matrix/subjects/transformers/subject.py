@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.limits import AUTO_DEPTH, AxisLimit, chains_only, declared, obstacle, untranslated
-from specmatrix.matrix.subjects.limits import profile as profile_of
+from specmatrix.matrix.subjects.profiles import profile_of
 from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine, Subject, SubjectRequest, Unsupported
 from specmatrix.matrix.subjects.transformers.requests import own_requests
 from specmatrix.matrix.workloads.questions import prompt_ids

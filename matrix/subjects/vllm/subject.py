@@ -16,7 +16,7 @@ from specmatrix.matrix.subjects.limits import (
     obstacle,
     untranslated,
 )
-from specmatrix.matrix.subjects.limits import profile as profile_of
+from specmatrix.matrix.subjects.profiles import profile_of
 from specmatrix.matrix.subjects.protocol import (
     Capability,
     EngineCommand,
