@@ -109,10 +109,7 @@ class CellRuns:
 
 @contextmanager
 def cell_runs(
-    options: RunOptions,
-    workers: int,
-    durations: Mapping[str, float] = NO_SECONDS,
-    waivers: tuple[WaiverRule, ...] = (),
+    options: RunOptions, workers: int, durations: Mapping[str, float] = NO_SECONDS, waivers: tuple[WaiverRule, ...] = ()
 ) -> Iterator[CellRuns]:
     """Runs of one tier's cells while their fault is planted. waivers: the rules of the options' file. A Ray cluster
     gets the packages as they are here; `workers` of its tasks share a GPU.

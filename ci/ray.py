@@ -59,7 +59,7 @@ ATTEMPTS: Final = 3
 TASK_SECONDS: Final = 30.0
 ADDRESS: Final = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
 HEAD: Final = "node:__internal_head__"
-SOURCES: Final = ("*.py", "*.yaml")
+SOURCES: Final = ("*.py", "*.yaml", "*.json")
 NODE_ID: Final = "ray.io/node-id"
 
 

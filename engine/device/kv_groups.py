@@ -198,10 +198,7 @@ class SplitAttention:
     """Routes each layer of a step to its group's pool. routes: (group, index in its pool) by layer."""
 
     def __init__(
-        self,
-        groups: Sequence[StepAttention],
-        routes: Sequence[tuple[int, int]],
-        states: StepStates | None = None,
+        self, groups: Sequence[StepAttention], routes: Sequence[tuple[int, int]], states: StepStates | None = None
     ) -> None:
         self._groups, self._routes, self._states = groups, routes, states
 

@@ -27,12 +27,7 @@ from specmatrix.kernels.reject_drafts import reject_drafts
 
 
 def verify(
-    logits: Tensor,
-    tree: DraftTree,
-    start: Tensor,
-    rows: SamplingRows | None,
-    ranks: Ranks = ALONE,
-    rule: str = "match",
+    logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | None, ranks: Ranks = ALONE, rule: str = "match"
 ) -> VerifyResult:
     """Accept a path of each tree.
 

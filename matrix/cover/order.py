@@ -68,10 +68,7 @@ def read_kills(path: Path) -> KillMatrix:
 
 
 def renew(
-    source: Path,
-    declared: Mapping[str, Sequence[str]] = NONE,
-    durations: Path | None = None,
-    path: Path = ORDER_FILE,
+    source: Path, declared: Mapping[str, Sequence[str]] = NONE, durations: Path | None = None, path: Path = ORDER_FILE
 ) -> str:
     """Write the order derived from a kill matrix; returns a summary sentence. ConfigError if no locked cell finds a
     fault.

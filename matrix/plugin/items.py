@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from specmatrix.errors import ConfigError, EngineError
 from specmatrix.matrix.cells.cell import Cell, order
-from specmatrix.matrix.cells.tiers import TIERS, TIMED, check_seed, repro, visible_gpus
+from specmatrix.matrix.cells.tiers import TIERS, TIMED, VISIBLE, check_seed, repro, visible_gpus
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cover.selection import PRODUCT, of_gpus, select
 from specmatrix.matrix.plugin.collection import FAILED
@@ -139,8 +139,6 @@ def runner_for(config: pytest.Config, tier: str) -> Runner:
     """This process's runner for a tier, created for its first item."""
     runners = config.stash.setdefault(_RUNNERS, {})
     if tier not in runners:
-        from specmatrix.matrix.cells.tiers import VISIBLE
-
         if tier == CPU:
             # The CPU tier must not see a GPU.
             os.environ[VISIBLE] = ""

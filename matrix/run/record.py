@@ -146,21 +146,17 @@ def _gate(outcome: Outcome) -> GateResult:
 
 # Characters kept of a traceback's end, where the cause is.
 MAX_TRACEBACK: Final = 20_000
+LEDGER: Final = ("open", "reserve", "launch", "settle", "cancel", "donate", "hold", "resume", "close", "evict", "check")
 # Path suffix of a file -> function -> verb; the innermost matching frame wins.
 VERBS: Final[Mapping[str, Mapping[str, str]]] = {
-    "engine/core/memory/ledger.py": {
-        name: name
-        for name in (
-            "open", "reserve", "launch", "settle", "cancel", "donate", "hold", "resume", "close", "evict", "check",
-        )
-    },
+    "engine/core/memory/ledger.py": {name: name for name in LEDGER},
     "engine/core/schedule/scheduler.py": {"plan": "schedule"},
     "engine/loop.py": {"_launch": "launch", "_collect": "collect", "_resolve": "resolve"},
     "engine/device_step.py": {"_prefill": "prefill"},
     "engine/spec/verify.py": {"verify": "verify"},
     "engine/api.py": {"__init__": "start", "add": "add"},
     "matrix/subjects/in_process.py": {"start_engine": "start", "generate": "generate"},
-}  # fmt: skip
+}
 # Hooks of any drafter, wherever it is defined.
 HOOKS: Final = ("prime", "propose", "absorb")
 

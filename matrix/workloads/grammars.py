@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from specmatrix.matrix.workloads.questions import tokenizer
-from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.workloads.request import GRAMMARS, RequestSpec
 
 FILE: Final = Path(__file__).with_name("grammars.yaml")
 # The place of the request in each five that has no grammar.
@@ -38,8 +38,7 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def fields(self) -> dict[str, Any]:
         """Its fields of a request."""
-        kinds = ("json_schema", "regex", "ebnf", "structural_tag")
-        return {kind: getattr(self, kind) for kind in kinds if getattr(self, kind) is not None}
+        return {kind: text for kind in GRAMMARS if (text := getattr(self, kind)) is not None}
 
 
 @cache

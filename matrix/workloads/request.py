@@ -6,11 +6,13 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, Final
 
+# The kinds of grammars, at most one of which a request has.
+GRAMMARS: Final = ("json_schema", "regex", "ebnf", "structural_tag")
 # Fields that change which tokens are likely.
 RULES: Final = (
     *("bad_words_ids", "allowed_token_ids", "min_new_tokens", "logit_bias", "min_p", "own"),
-    *("json_schema", "regex", "ebnf", "structural_tag", "reasoning_end_ids"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("reasoning_end_ids", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *GRAMMARS,
 )
 
 
@@ -130,8 +132,7 @@ class RequestSpec:
     @property
     def grammar(self) -> tuple[str, str] | None:
         """Kind and text of its grammar; None if its output is free."""
-        kinds = ("json_schema", "regex", "ebnf", "structural_tag")
-        return next(((kind, text) for kind in kinds if (text := getattr(self, kind)) is not None), None)
+        return next(((kind, text) for kind in GRAMMARS if (text := getattr(self, kind)) is not None), None)
 
     @property
     def ruled(self) -> bool:

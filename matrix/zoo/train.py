@@ -115,12 +115,7 @@ class TrainingPlan:
         return max(5.0, min(fit.share / max(1.0, self.whole) * self.seconds, left))
 
     def optimise(
-        self,
-        recipe: Recipe,
-        fit: Fit,
-        module: nn.Module,
-        sequences: Sequences,
-        loss_of: Callable[[Batch], Tensor],
+        self, recipe: Recipe, fit: Fit, module: nn.Module, sequences: Sequences, loss_of: Callable[[Batch], Tensor]
     ) -> Trained:
         """Optimise a module of a recipe on sequences."""
         buckets = Buckets(sequences, self.device)

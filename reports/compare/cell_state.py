@@ -45,10 +45,7 @@ MIN_EFFECT: Final = {
     "acceptance": 0.01, "accuracy": 0.01, "speed": 0.025, "output_token": 0.025, "first_token": 0.10,
     "own_speed": 0.035, "plain_speed": 0.035,
 }  # fmt: skip
-TOLERANCE: Final = {
-    "acceptance": 0.02, "accuracy": 0.02, "speed": 0.05, "output_token": 0.05, "first_token": 0.20,
-    "own_speed": 0.07, "plain_speed": 0.07,
-}  # fmt: skip
+TOLERANCE: Final = {name: 2 * effect for name, effect in MIN_EFFECT.items()}
 
 
 class ChangeState(StrEnum):

@@ -27,12 +27,7 @@ EBNF = 'root ::= sentence+ "#### " [0-9]+\nsentence ::= " " [A-Z] [a-z ]+ [0-9+=
 TAG = json.dumps(
     {
         "type": "structural_tag",
-        "format": {
-            "type": "tag",
-            "begin": " The",
-            "content": {"type": "regex", "pattern": " [a-z]{3,5}"},
-            "end": "!",
-        },
+        "format": {"type": "tag", "begin": " The", "content": {"type": "regex", "pattern": " [a-z]{3,5}"}, "end": "!"},
     }
 )
 REST = r"(####)? [0-9]{2}[a-c]"

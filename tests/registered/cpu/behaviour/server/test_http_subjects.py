@@ -331,15 +331,9 @@ def names(path: Path, word: str) -> bool:
         (("run", "--subject", "transformers", "--url", "http://x"), "subject 'transformers' is no server; --url and "),
         ((*SGLANG, "--url", "x"), "--url is 'x'; allowed: a URL such as http://127.0.0.1:30000"),
         ((*SGLANG, "--launch", "x"), "--launch is 'x'; it must hold {flags}, where the flags "),
-        (
-            (*SGLANG, "--launch", "{flags}", "--url", "http://x"),
-            "--url and --launch: exactly one ",
-        ),
+        ((*SGLANG, "--launch", "{flags}", "--url", "http://x"), "--url and --launch: exactly one "),
         ((*SGLANG, "--launch", "{flags}", "--baseline-url", "http://x"), "--baseline-url goes "),
-        (
-            (*SGLANG, "--launch", "a 'b {flags}"),
-            '--launch is "a \'b {flags}", which is no command',
-        ),
+        ((*SGLANG, "--launch", "a 'b {flags}"), '--launch is "a \'b {flags}", which is no command'),
         (("subjects", "check", "openai", "--launch", "{flags}"), "subject 'openai' is reached by --url; --launch is "),
         ((*SGLANG, "--url", "http://127.0.0.1:1"), "http://127.0.0.1:1 cannot be reached: "),
     ],

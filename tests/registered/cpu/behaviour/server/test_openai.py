@@ -14,6 +14,7 @@ from openai import BadRequestError, NotFoundError, OpenAI
 from specmatrix.engine.server.chat_template import ChatTemplate
 from specmatrix.errors import ConfigError, RequestError
 from tests.support.served import MODEL, QUESTION, RunningServer, served, templated
+from tests.support.tables import table
 
 ANSWER = " Now: Tom has 12+15=<<12+15=27>>27 apples.\n#### 27"
 CHAT = "Tom has 12 apples and buys 15 more. How many apples does he have?"
@@ -172,29 +173,10 @@ def test_a_response_format_is_kept(chat: OpenAI, kind: str):
         assert finish == "stop"
 
 
-@pytest.mark.parametrize(
-    ("response_format", "extra", "why"),
-    [
-        ({"type": "json_schema"}, {}, "of type 'json_schema' has no other member; allowed: json_schema"),
-        (
-            {"type": "structural_tag", "structures": []},
-            {},
-            "of type 'structural_tag' has structures; allowed: format, or structures and triggers",
-        ),
-        ({"type": "text", "format": {}}, {}, "response_format of type 'text' has format; allowed: no other member"),
-        ({"type": "json_object"}, {"json_schema": "{}"}, "json_schema and response_format are given; allowed: one of"),
-        ({"type": "xml"}, {}, "response_format.type is 'xml'; allowed: "),
-        (None, {"regex": "["}, "regex is '['; allowed: a grammar that xgrammar compiles (Regex parsing error at "),
-        (None, {"regex": "a", "ebnf": 'root ::= "a"'}, "regex and ebnf are given; allowed: one of json_schema, regex"),
-        (None, {"regex": ""}, "regex is ''; allowed: "),
-        (None, {"regex": "[a-c]{3}", "min_tokens": 6}, "no token is legal after 3 tokens of output: "),
-        (None, {"reasoning_end_ids": [5]}, "reasoning_end_ids is (5,) without a grammar; allowed: with one of "),
-    ],
-)
-def test_a_wrong_format_is_refused_with_the_members_that_are_due(client, response_format, extra, why):
-    extra = extra if response_format is None else {**extra, "response_format": response_format}
+@pytest.mark.parametrize(("why", "wrong"), table(__file__).items())
+def test_a_wrong_format_is_refused_with_the_members_that_are_due(client, why, wrong):
     with pytest.raises(BadRequestError) as refused:
-        client.completions.create(model=MODEL, prompt=QUESTION, extra_body=extra)
+        client.completions.create(model=MODEL, prompt=QUESTION, extra_body=wrong)
     assert why in refused.value.message
 
 

@@ -94,8 +94,7 @@ def test_without_a_folder_for_its_cache_a_process_compiles_anew():
     ],
 )
 @pytest.mark.parametrize(
-    ("model", "users"),
-    [("llama-mini", "float32 models"), ("qwen3next-mini", "models with recurrent states")],
+    ("model", "users"), [("llama-mini", "float32 models"), ("qwen3next-mini", "models with recurrent states")]
 )
 def test_without_numba_or_its_compiler_a_model_is_refused_when_it_is_loaded(model, users, before, sentence):
     script = (

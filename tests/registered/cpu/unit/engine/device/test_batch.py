@@ -99,10 +99,7 @@ def test_a_round_reads_lengths_and_roots_from_the_relay():
         [*(slot((5, 2, 7), p) for p in range(9)), 0, 0, 0],
         [*(slot((3, 6), p) for p in range(6)), *[0] * 6],
     ]
-    assert batch.write.tolist() == [
-        [slot((5, 2, 7), p) for p in (4, 5, 6)],
-        [slot((3, 6), p) for p in (2, 3, 4)],
-    ]
+    assert batch.write.tolist() == [[slot((5, 2, 7), p) for p in (4, 5, 6)], [slot((3, 6), p) for p in (2, 3, 4)]]
 
 
 def test_host_tokens_come_row_by_row_in_rounds_only():

@@ -26,10 +26,7 @@ MIXES += MIXED | STEPS | {"topk": "4"}, MIXED | STEPS | {"grammar": "json"}
 MIXES += (MIXED | {"session": "streaming", "finish": "length"},)
 STATED = {"model": "qwen35", "batch": "pair"}
 # The same of cells with checkpoints.
-CHECKED = (
-    STATED | {"algorithm": "eagle3", "sampling": "mixed"},
-    {"model": "qwen3next", "batch": "mixed_lengths"},
-)
+CHECKED = (STATED | {"algorithm": "eagle3", "sampling": "mixed"}, {"model": "qwen3next", "batch": "mixed_lengths"})
 RANKED = product(axis("algorithm").names, axis("model").names, ("2", "4", "8"), axis("prefix_cache").names)
 # Starts with an acceptance rule that the engine refuses, as cells that nothing else forbids.
 REFUSED = [

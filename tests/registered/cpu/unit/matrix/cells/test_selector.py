@@ -5,30 +5,13 @@ from specmatrix.matrix.cells.axes import NAMES, START_AXES
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selector import HELP, parse_selector
 from tests.support.refusals import refusal
+from tests.support.tables import table
 
 IDS = {"tree": "eagle3.s3.k4.n8.v2.mixed_lengths", "chain": "eagle3.s3.k1.p16", "plain": "none.tight.pair"}
 CELLS = {name: Cell.from_id(text) for name, text in IDS.items()}
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("algorithm=eagle3", ["tree", "chain"]),
-        ("algorithm==eagle3 and topk=4", ["tree"]),
-        ("topk = 4 or memory=tight", ["tree", "plain"]),
-        ("not algorithm=eagle3", ["plain"]),
-        ("algorithm != eagle3", ["plain"]),
-        ("topk in (1, 4)", ["tree", "chain"]),
-        ("topk not in (1,4)", ["plain"]),
-        ("memory=tight or algorithm=eagle3 and topk=4", ["tree", "plain"]),
-        ("(memory=tight or algorithm=eagle3) and topk!=4", ["chain", "plain"]),
-        ("not (topk=4 or topk=1)", ["plain"]),
-        ("not not topk=4", ["tree"]),
-        ("eagle3.s3.k1.p16", ["chain"]),
-        ("eagle3.s3.k1.p16 or none.tight.pair", ["chain", "plain"]),
-        ("none", []),
-    ],
-)
+@pytest.mark.parametrize(("text", "names"), table(__file__).items())
 def test_selects(text, names):
     selector = parse_selector(text)
     assert [name for name, cell in CELLS.items() if selector(cell)] == names

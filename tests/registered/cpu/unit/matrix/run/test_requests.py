@@ -54,11 +54,7 @@ class Scripted(protocol.RunningEngine):
     ranks = lambda self: "ranks"  # noqa: E731
 
 
-REQUESTS = (
-    RequestSpec("a", "?", 4, n=2),
-    RequestSpec("no", "?", 4, refused=Refusal.CLOSED),
-    RequestSpec("b", "?", 4),
-)
+REQUESTS = (RequestSpec("a", "?", 4, n=2), RequestSpec("no", "?", 4, refused=Refusal.CLOSED), RequestSpec("b", "?", 4))
 ANSWERS = (
     answer("a", 5, rid=7, further=(answer("", 6, rid=8),)),
     answer("no", refusal="it is closed", finish="refused"),

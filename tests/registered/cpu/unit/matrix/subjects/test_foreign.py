@@ -97,12 +97,7 @@ def test_an_unsupported_cell_has_a_reason_and_no_gates():
         assert runner.engine is None
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ("refusal", r"q\d+ was refused: too busy"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "message"), [("refusal", r"q\d+ was refused: too busy")])
 def test_a_claim_that_does_not_hold_is_red(fault, message):
     found = judged(fault)
     claims = found.gate("claimed_capabilities")

@@ -55,10 +55,7 @@ def pages(tmp_path, specimen, write_report):
     write_run(head)
     assert view(head).red
     write_comparison(compare(base, head), tmp_path / "comparison")
-    found = {
-        "run": tmp_path / "head" / "report.html",
-        "comparison": next((tmp_path / "comparison").glob("*.html")),
-    }
+    found = {"run": tmp_path / "head" / "report.html", "comparison": next((tmp_path / "comparison").glob("*.html"))}
     assert {*found} == {*PAGES}
     return found
 

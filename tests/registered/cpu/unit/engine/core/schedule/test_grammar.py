@@ -33,11 +33,7 @@ REFUSED = {
     ),
     "chain": ("json_schema", json.dumps(CHAIN), r"json_schema has more than 32 references in a line at .*"),
     **{
-        word: (
-            "json_schema",
-            f'{{"{word}":{{}}}}',
-            re.escape(f"json_schema has {word!r}; allowed: keywords"),
-        )
+        word: ("json_schema", f'{{"{word}":{{}}}}', re.escape(f"json_schema has {word!r}; allowed: keywords"))
         for word in sorted(IGNORED)
     },
 }
