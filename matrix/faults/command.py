@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -92,7 +92,9 @@ def faults(
             _show(matrix, table_console(), whole=whole, verbose=verbose)
 
     try:
-        matrix = _run(chosen, stage, seed, workers, keep, tier, first)
+        cells = of_gpus(in_order(stage_cells(stage)), find_tier(tier).gpus) if first else stage_cells(stage)
+        with counting(len(chosen) + workers, "trial") as advance:
+            matrix = kill_matrix(chosen, cells, seed, workers, lambda name: advance(name, 1), keep, tier, first)
     except Stopped as stop:
         show(so_far)
         raise stop.saying(f"interrupted after {len(so_far.kills)} of {count(len(chosen), 'fault')}") from None
@@ -119,20 +121,6 @@ def list_faults(only: Sequence[str], tier: str, json_: bool) -> int:
     chosen = select(only, tier)
     rows = [{name: getattr(fault, name) for name in ("id", "category", "origin", "within", "why")} for fault in chosen]
     return print_answer(rows, "\n".join("{id}: {why} ({category}, {origin})".format(**row) for row in rows), json_)
-
-
-def _run(
-    faults: Sequence[Fault],
-    stage: str,
-    seed: int,
-    workers: int,
-    keep: Callable[[Matrix], None],
-    tier: str,
-    first: int | None,
-) -> Matrix:
-    cells = of_gpus(in_order(stage_cells(stage)), find_tier(tier).gpus) if first else stage_cells(stage)
-    with counting(len(faults) + workers, "trial") as advance:
-        return kill_matrix(faults, cells, seed, workers, lambda name: advance(name, 1), keep, tier, first)
 
 
 def _show(matrix: Matrix, console: Console, whole: bool, verbose: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
@@ -134,14 +134,10 @@ def kill_matrix(
     """
     gpu = find_tier(tier).gpus > 0
     chosen = {fault.id: [] if fault.operations and not gpu else fault.chosen(locked) for fault in faults}
-    if first is not None:
-        alone = {fault.id for fault in faults if fault.subject != REFERENCE}
-        chosen = {
-            name: own if name in alone or not own else [*dict.fromkeys((*locked[:first], *own))]
-            for name, own in chosen.items()
-        }
     by_subject: dict[str, list[Cell]] = {}
     for one in faults:
+        if first is not None and one.subject == REFERENCE and chosen[one.id]:
+            chosen[one.id] = [*dict.fromkeys((*locked[:first], *chosen[one.id]))]
         by_subject.setdefault(one.subject, []).extend(chosen[one.id])
     verify_cells(order(cell for cells in by_subject.values() for cell in cells))
     plain: list[Trial] = []
@@ -211,16 +207,12 @@ def _run(jobs: Sequence[TrialJob], seed: int, workers: int, tier: str) -> Iterat
     """Yield trials as they end. Threads only wait for their processes, which are killed if the caller stops early."""
     processes = Processes()
     with ThreadPoolExecutor(workers) as pool:
-        running: dict[Future[Trial], Fault | None] = {}
-        queue = list(jobs)
+        running = {pool.submit(_trial, job, seed, processes, tier): job.fault for job in jobs}
         try:
-            while queue or running:
-                while queue and len(running) < workers:
-                    job = queue.pop(0)
-                    running[pool.submit(_trial, job, seed, processes, tier)] = job.fault
-                for done in wait(running, return_when=FIRST_COMPLETED).done:
-                    yield running.pop(done), done.result()
+            for done in as_completed(running):
+                yield running[done], done.result()
         finally:
+            pool.shutdown(wait=False, cancel_futures=True)
             processes.stop()
 
 
