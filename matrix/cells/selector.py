@@ -100,8 +100,9 @@ def _cell(word: str) -> Selector:
         if not nearest(word, MEANINGS):
             raise ConfigError(f"{shown(word)} is neither a cell id nor a selector; {HELP}")
     wanted = Cell.from_id(word)
-    may = lambda known: wanted[: len(known)] == known  # noqa: E731
-    return Selector(lambda cell: cell == wanted, may, lambda known: False, (wanted,), NAMES)
+    return Selector(
+        lambda cell: cell == wanted, lambda known: wanted[: len(known)] == known, lambda known: False, (wanted,), NAMES
+    )
 
 
 def _within(name: str, values: frozenset[str]) -> Selector:
