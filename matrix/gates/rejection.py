@@ -15,6 +15,7 @@ from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 # Rounds recomputed of a cell, spread evenly: one takes 10 to 30 ms.
 ROUNDS: Final = 80
+OTHER: Final = 2.0  # more than any difference of probabilities
 # By draft of a round: the chance that it is accepted, and whether it was, in each round that tells.
 Places: TypeAlias = list[list[tuple[float, bool]]]
 
@@ -71,6 +72,9 @@ class RejectionGate(PackageGate):
         }
         if off_most is not None and q > self.thresholds["q"]:
             text = f"q of a draft differs by up to {q:.2g} from the distribution that drew it"
+            if q == OTHER:
+                where, due = f"{off_most.answer.name} at token {off_most.at}", [one for one, _ in off_most.due.drawn]
+                text = f"the drafts of {where} are not {due}, which q and the seed give"
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(off_most.answer.name, off_most.at))
         if left:
             first = min(left, key=lambda one: one.at)
@@ -129,11 +133,13 @@ def _of_answer(
 
 
 def _gap(run: Run, key: tuple[int, int], due: Sequence[tuple[int, float]]) -> float | None:
-    """The largest difference of the engine's q at a round's drafts; of the nearest, if several rounds have its key."""
+    """The largest difference of the engine's q at a round's drafts; of the nearest, if several rounds have its key, and
+    OTHER if all of these drew other drafts."""
     rounds = () if run.work is None or not due else run.work.drawn.get(key, ())
     pairs = [list(zip(one, due, strict=False)) for one in rounds]
     same = [one for one in pairs if all(mine[0] == theirs[0] for mine, theirs in one)]
-    return min((max(abs(mine[1] - theirs[1]) for mine, theirs in one) for one in same), default=None)
+    gaps = [max(abs(mine[1] - theirs[1]) for mine, theirs in one) for one in same]
+    return min(gaps, default=OTHER if pairs else None)
 
 
 def _by_position(rounds: Sequence[Replayed]) -> Places:

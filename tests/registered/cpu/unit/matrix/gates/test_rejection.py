@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import pytest
@@ -59,6 +60,9 @@ def test_another_q_than_drew_the_drafts_is_seen_whatever_the_tokens(measured):
     assert rounded.message == f"q of a draft differs by up to {gap:.2g} from the distribution that drew it"
     assert rounded.state is State.FAIL and gap > 5 * GATE.thresholds["q"] and rounded.numbers["left"] == 0
     assert judged(lambda each: []).state is State.NOT_MEASURED
+    other = judged(lambda each: [[(token + 1, q) for token, q in one] for one in each])
+    said = r"the drafts of (\w+) at token \d+ are not \[[\d, ]+\], which q and the seed give"
+    assert re.fullmatch(said, other.message)[1] == other.blame.request and other.state is State.FAIL
 
 
 def test_a_draft_accepted_more_often_than_p_and_q_say_fails(measured):

@@ -1,7 +1,7 @@
 """Toy subjects with one defect each: every one is red, by the gate that is meant to see it, in the round at fault."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -19,12 +19,10 @@ from specmatrix.matrix.subjects.protocol import (
     EngineCommand,
     Profile,
     RunningEngine,
-    SubjectRequest,
 )
-from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.schema import CellResult
-from tests.support.tiny_subject import ReplayEngine, ReplaySubject, TinyEngine, TinySubject
+from tests.support.tiny_subject import ReplayEngine, ReplaySubject
 
 ALONE = "eagle3.s3.k1"
 DIFFERS = r"\d of \d requests differ from plain decoding, first q\d+ at token \d+: .*, in verify round "
@@ -108,60 +106,12 @@ def test_full_rounds_are_those_of_the_depth_that_the_engine_reports(fault: str, 
     assert outcome is not None and outcome.state == state, outcome.message
 
 
-class Shifted(TinySubject):
-    """The reference engine, one of whose drafted answers' parts is wrong."""
-
-    def __init__(self, fault: str) -> None:
-        self.fault = fault
-
-    def start(self, command: EngineCommand) -> RunningEngine:
-        return ShiftedEngine(command, self.fault if command.flags["drafter"] != "none" else "")
-
-
-class ShiftedEngine(TinyEngine):
-    def __init__(self, command: EngineCommand, fault: str) -> None:
-        super().__init__(command)
-        self.fault = fault
-
-    def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
-        if self.fault == "ignores seeds":
-            asks = [replace(ask, fields={**ask.fields, "seed": 7}) for ask in asks]
-        answers = super().generate(asks)
-        if self.fault == "shifts log-probabilities":
-            answers = [replace(one, logprobs=(*one.logprobs[1:], *one.logprobs[:1])) for one in answers]
-        return answers
-
-    def counters(self) -> Mapping[str, int]:
-        wrong = self.fault == "counts no draft"
-        return {name: 0 if wrong else number for name, number in super().counters().items()}
-
-
-@pytest.mark.parametrize(
-    ("fault", "gate", "message"),
-    [
-        ("", "lossless", ""),
-        ("ignores seeds", "lossless", r"9 of 9 requests differ .*, first q5 at token 1: .*, in verify round 1"),
-        ("shifts log-probabilities", "lossless", r"a log-probability of d\d differs from the baseline's by .*, .* 1"),
-        ("counts no draft", "claimed_capabilities", r"the subject claims totals, but counts no draft .*"),
-    ],
-)
-def test_a_defect_of_a_real_engine_is_red_by_its_gate(fault: str, gate: str, message: str):
-    subject = Shifted(fault)
-    runner = Runner(subject, 0, partial(workload, draws=8), gates=applied_gates(subject.profile).gates)
-    try:
-        outcome = runner.run_cell(Cell.from_id(ALONE + ".temperature")).gate(gate)
-    finally:
-        runner.shut_down()
-    assert outcome is not None and (outcome.state == "PASS") is (not fault)
-    assert re.fullmatch(message, outcome.message), outcome.message
-
-
 Send = Callable[[Sequence[RequestSpec]], list[Answer]]
 Change = Callable[[Send, Sequence[RequestSpec]], list[Answer]]
 # What the reference engine shows and no other subject does, and the flags that this one has not.
 OWN: Final = ("resolution", "readback", "counters", "journal", "order", "work", "memory", "resources", "trace", "ranks")
 LENGTHS, STOPS = "eagle3.s3.m4.mixed_lengths.length", "eagle3.s3.k4.n8.v2.p16.mixed_lengths.rules.stops"
-TURNS: Final = "eagle3.s3.k1.pair.stream"
+TURNS, SEEDED = "eagle3.s3.k1.pair.stream", "eagle3.s3.k1.mixed_lengths.temperature.length"
 
 
 class Changed(ReferenceSubject):
@@ -177,7 +127,13 @@ class Changed(ReferenceSubject):
         engine: Any = super().start(command)
         if command.flags["speculative_algorithm"] not in (None, "NONE"):
             engine.generate = partial(self.change, engine.generate)
+            engine.counters = dict if self.change is uncounted else engine.counters
         return engine
+
+
+def uncounted(send: Send, asks: Sequence[RequestSpec]) -> list[Answer]:
+    """Answers of an engine that counts no draft."""
+    return send(asks)
 
 
 def each(change: Callable[[Answer], Answer]) -> Change:
@@ -226,6 +182,20 @@ FORGOTTEN = r"the prompt of q5\.turn2 is not its history followed by its own tok
         (each(told), LENGTHS, "finish", ""),
         (each(told), STOPS, "finish", ""),
         (each(told), TURNS, "session", ""),
+        (each(told), SEEDED, "lossless", ""),
+        (uncounted, LENGTHS, "claimed_capabilities", r"the subject claims totals, but counts no draft .*"),
+        (
+            of_asks(lambda r: replace(r, seed=7)),
+            SEEDED,
+            "lossless",
+            r"\d of 5 requests differ from plain decoding, first q5 at token \d: .*, in .*",
+        ),
+        (
+            each(lambda a: replace(a, logprobs=(*a.logprobs[1:], *a.logprobs[:1]))),
+            STOPS,
+            "lossless",
+            r"a log-probability of \S+ differs from the baseline's by .* nats, at token \d+, in .*",
+        ),
         (each(one_short), LENGTHS, "finish", "q5 finished by length; its tokens imply no finish yet"),
         (each(bonus_is_a_draft), LENGTHS, "identities", r"q5 reports spec_accept_rate [\d.]+; its counts give [\d.]+"),
         (each(lambda a: told(a, cached_tokens=a.cached_tokens + bool(a.cached_tokens))), LENGTHS, "finish", ALL_CACHED),
