@@ -67,7 +67,7 @@ class RoundsPair(NamedTuple):
 
     starts: index of each round's first token. question: index of its prompt. widths, reach: with adaptive depth, each
     round's width and the oracle's correct drafts from each position. caps: most tokens of each round that verifies the
-    part of a draft that it has room for.
+    part of a draft that it has room for. first: the first round begins with the first token, which a prefill yields.
     """
 
     mine: Sequence[int]
@@ -79,10 +79,19 @@ class RoundsPair(NamedTuple):
     request: str = ""
     question: int = 0
     caps: Sequence[int] = ()
+    first: bool = False
 
     def whole(self, last: int | None, most: int) -> Sequence[int]:
         """The rounds up to `last` before the first with a cap below `most`."""
         return self.mine[: next((place for place, cap in enumerate(self.caps) if cap < most), last)]
+
+    def from_a_start(self, mine: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        """Both sides from the first token on at which both begin a round, if an engine's begin with the first token."""
+        starts = [list(accumulate(mine, initial=1 - self.first)), list(accumulate(self.theirs, initial=1))]
+        both = min({*starts[0][:-1]}.intersection(starts[1][:-1]), default=None)
+        if both is None:
+            return mine, self.theirs
+        return mine[starts[0].index(both) :], self.theirs[starts[1].index(both) :]
 
     def mismatch(self) -> int | None:
         """Index of the first round whose length differs from the oracle's; None if none."""
@@ -193,7 +202,7 @@ class AcceptanceGate(PackageGate):
         last = None if self.exact or Capability.ROUNDS not in self.needs else -1
         mine = [pair.whole(last, _longest(run.resolved)) for pair in steady or greedy]
         compared = [(lengths, pair) for lengths, pair in zip(mine, steady or greedy, strict=True) if lengths]
-        measured = [same_range(lengths, pair.theirs) for lengths, pair in compared]
+        measured = [same_range(*pair.from_a_start(lengths)) for lengths, pair in compared]
         if not measured:
             return Outcome(
                 self.name,
@@ -392,6 +401,7 @@ def _fixed(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | st
             request=answer.name,
             question=index,
             caps=_caps(run, answer),
+            first=answer.drafts_first,
         )
         for answer, index, lengths in _greedy(cell, run, oracle)
         if rounds[index]

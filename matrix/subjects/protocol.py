@@ -77,6 +77,7 @@ class Answer:
     prompt_logprobs: tuple[float | None, ...] = ()
     prompt_top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     outside_rounds: tuple[int, ...] = ()  # indices of the output tokens that no round emitted; () if unknown
+    drafts_first: bool = False  # the first round emitted the first token, which is a prefill's otherwise
 
     @property
     def moves(self) -> int:
@@ -86,7 +87,7 @@ class Answer:
     @property
     def round_starts(self) -> tuple[int, ...]:
         """Index of each round's first token in the output."""
-        found, at, outside = list[int](), 0, {0, *self.outside_rounds}
+        found, at, outside = list[int](), 0, {*self.outside_rounds} | (set() if self.drafts_first else {0})
         for length in self.accept_lengths:
             while at in outside:
                 at += 1

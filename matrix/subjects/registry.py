@@ -27,6 +27,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "transformers-universal": "specmatrix.matrix.subjects.transformers.subject:UniversalSubject",
     "llamacpp": "specmatrix.matrix.subjects.llamacpp.subject:LlamaCppSubject",
     "openvino": "specmatrix.matrix.subjects.openvino.subject:OpenVinoSubject",
+    "onnxruntime-genai": "specmatrix.matrix.subjects.onnxruntime_genai.subject:GenaiSubject",
     "vllm": "specmatrix.matrix.subjects.vllm.subject:VllmSubject",
     "vllm-suffix": "specmatrix.matrix.subjects.vllm.subject:SuffixSubject",
 }

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from specmatrix.matrix.subjects.protocol import RunningEngine, SubjectRequest
+from specmatrix.matrix.subjects.protocol import Answer, RunningEngine, SubjectRequest
 
 
-class SentAsk(Protocol):
-    """An ask that was sent."""
+@dataclass(eq=False)
+class SentAsk:
+    """An ask that was sent. finish: how it ended as a whole, "" if it runs. message: of a refusal or an error."""
+
+    ask: SubjectRequest
+    finish: str = ""
+    message: str = ""
 
     @property
     def ended(self) -> bool:
         """Whether all of its completions have ended."""
-        ...
+        return bool(self.finish)
 
 
 Sent = TypeVar("Sent", bound=SentAsk)
@@ -40,6 +46,20 @@ class SteppedEngine(RunningEngine, Generic[Sent]):
     def step(self, sent: Mapping[str, Sent]) -> None:
         """One step of the engine."""
         raise NotImplementedError
+
+    def answer(self, sent: Sent) -> Answer:
+        """The answer to an ask that has ended and was not refused."""
+        raise NotImplementedError
+
+    def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
+        """Run the asks. A refusal is an answer; what the engine raises in a step is raised."""
+        sent = self.run(asks)
+        return [
+            Answer(ask.id, ask.input_ids, (), "", "refused", None, 0, (), refusal=one.message)
+            if (one := sent[ask.id]).finish == "refused"
+            else self.answer(one)
+            for ask in asks
+        ]
 
     def run(self, asks: Sequence[SubjectRequest]) -> dict[str, Sent]:
         """Run the asks to their end, each once those that it waits for have ended."""

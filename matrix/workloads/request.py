@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -123,6 +124,11 @@ class RequestSpec:
         """The fields that differ from their default."""
         values = ((field, getattr(self, field.name)) for field in fields(self))
         return {field.name: value for field, value in values if value != field.default}
+
+    def only(self, read: Set[str]) -> RequestSpec:
+        """The request with the default of every field that is not in `read`."""
+        defaults: dict[str, Any] = {field.name: field.default for field in fields(self) if field.name not in read}
+        return replace(self, **defaults)
 
     @property
     def rules(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from specmatrix.errors import ConfigError, text_of
 from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, SubjectRequest
-from specmatrix.matrix.subjects.stepped import SteppedEngine
+from specmatrix.matrix.subjects.stepped import SentAsk, SteppedEngine
 from specmatrix.matrix.zoo.registry import resolve_path
 
 # Of the model and of its draft.
@@ -36,21 +36,14 @@ class Completion:
     finish: str = ""
 
 
-@dataclass
-class Sent:
+@dataclass(eq=False)
+class Sent(SentAsk):
     """An ask that was sent. handle: None if it was refused. finish: "ended" where each completion says how. rounds:
     tokens of each step after the first, as the engine counts them."""
 
-    ask: SubjectRequest
     handle: Any = None
     completions: dict[int, Completion] = field(default_factory=dict)
-    finish: str = ""
-    message: str = ""
     rounds: tuple[int, ...] = ()
-
-    @property
-    def ended(self) -> bool:
-        return bool(self.finish)
 
 
 class OpenVinoEngine(SteppedEngine[Sent]):
@@ -96,11 +89,10 @@ class OpenVinoEngine(SteppedEngine[Sent]):
         return {"num_steps": steps, "topk": children, "num_draft_tokens": depth + 1}
 
     def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
-        """Run the asks. A refusal is an answer; what the engine raises in a step is raised."""
-        sent = self.run(asks)
+        answers = super().generate(asks)
         while self.busy():  # what was aborted leaves with a step
             self.pipeline.step()
-        return [self._answer(sent[ask.id]) for ask in asks]
+        return answers
 
     def close(self) -> None:
         self.pipeline = None
@@ -112,7 +104,7 @@ class OpenVinoEngine(SteppedEngine[Sent]):
                 setattr(config, name, set(value) if name in SETS else value)
         self._sent += 1
         try:
-            return Sent(ask, self.pipeline.add_request(self._sent, _tensor(ask.input_ids), config))
+            return Sent(ask, handle=self.pipeline.add_request(self._sent, _tensor(ask.input_ids), config))
         except (RuntimeError, ValueError) as error:
             return Sent(ask, finish="refused", message=text_of(error))
 
@@ -158,10 +150,7 @@ class OpenVinoEngine(SteppedEngine[Sent]):
         elif status != RUNNING:
             sent.finish, sent.message = "error", f"OpenVINO GenAI ended it as {status}"
 
-    def _answer(self, sent: Sent) -> Answer:
-        ask = sent.ask
-        if sent.finish == "refused":
-            return Answer(ask.id, ask.input_ids, (), "", "refused", None, 0, (), refusal=sent.message)
+    def answer(self, sent: Sent) -> Answer:
         found = [one for _, one in sorted(sent.completions.items())] or [Completion()]
         first, *further = (self._completion(sent, one) for one in found)
         return replace(first, further=tuple(further))

@@ -97,15 +97,11 @@ class OpenVinoSubject(Subject):
             return found
         return [
             replace(
-                one,
+                one.only(READ),
                 n=one.n if one.temperature and cell.algorithm == "none" else 1,
                 min_new_tokens=min(LATE, one.max_new_tokens) if one.min_new_tokens else 0,
                 temperature=0.0 if _tree(cell) else one.temperature,
                 min_p=0.0 if _tree(cell) else one.min_p,
-                logit_bias=(),
-                bad_words_ids=(),
-                allowed_token_ids=None,
-                prompt_logprobs=-1,
             )
             for one in found
         ]

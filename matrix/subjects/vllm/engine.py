@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from specmatrix.errors import ConfigError, text_of
 from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, Journal, SubjectRequest
-from specmatrix.matrix.subjects.stepped import SteppedEngine
+from specmatrix.matrix.subjects.stepped import SentAsk, SteppedEngine
 from specmatrix.matrix.subjects.vllm.latent import WIDE, widen
 from specmatrix.matrix.subjects.vllm.lookups import LookupLog, suffix_options
 from specmatrix.matrix.zoo.registry import resolve_path
@@ -84,17 +84,14 @@ class Running:
         return tuple(after - before for before, after in steps if before not in self.resumed)
 
 
-@dataclass
-class Sent:
+@dataclass(eq=False)
+class Sent(SentAsk):
     """An ask that was sent: its completions, and vLLM's output for the whole request."""
 
-    ask: SubjectRequest
-    ids: tuple[str, ...]
-    completions: dict[int, Running]
+    ids: tuple[str, ...] = ()
+    completions: dict[int, Running] = field(default_factory=dict)
     last: Any = None
     preempted: int = 0
-    finish: str = ""
-    refusal: str = ""
 
     @property
     def ended(self) -> bool:
@@ -145,15 +142,13 @@ class VllmEngine(SteppedEngine[Sent]):
             "max_round": scheduler.long_prefill_token_threshold,
         }
 
-    def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
-        """Run the asks, each once those that it waits for have ended. A refusal by vLLM is an answer; other errors are
-        raised."""
-        sent = self.run(asks)
-        for one in sent.values():
-            self._read(one)
-            one.preempted = sum(self.preempted[name] for name in one.ids)
-        answers = [_answer(sent[ask.id], drafts="speculative_config" in self._command.flags) for ask in asks]
-        return answers if self._lookups is None else [self._heard(sent[one.name], one) for one in answers]
+    def answer(self, sent: Sent) -> Answer:
+        self._read(sent)
+        sent.preempted = sum(self.preempted[name] for name in sent.ids)
+        drafts = "speculative_config" in self._command.flags
+        first, *further = (_completion(sent, one, drafts) for one in sent.completions.values())
+        answer = replace(first, further=tuple(further))
+        return answer if self._lookups is None else self._heard(sent, answer)
 
     def readback(self) -> Mapping[str, Any]:
         """The values in vLLM's configuration, under the names of the flags."""
@@ -242,7 +237,7 @@ class VllmEngine(SteppedEngine[Sent]):
         alone = count > 1 and not ask.fields["temperature"]
         copies = [{**ask.fields, "n": 1}] * count if alone else [ask.fields]
         ids = []
-        sent = Sent(ask, (), {index: Running() for index in range(count)})
+        sent = Sent(ask, completions={index: Running() for index in range(count)})
         for fields in copies:
             self._sent += 1
             name = f"{self._sent}"
@@ -250,7 +245,7 @@ class VllmEngine(SteppedEngine[Sent]):
                 prompt = {"prompt_token_ids": list(ask.input_ids)}
                 self.llm.add_request(name, prompt, self._sampling(fields))
             except self._refusals as error:
-                return replace(sent, finish="refused", refusal=text_of(error))
+                return replace(sent, finish="refused", message=text_of(error))
             ids.append(name)
         return replace(sent, ids=tuple(ids))
 
@@ -322,14 +317,6 @@ def _running(config: Any, flag: str) -> Any:
         if found is not None:
             return found.name if isinstance(found, Enum) else found
     return None
-
-
-def _answer(sent: Sent, drafts: bool) -> Answer:
-    ask = sent.ask
-    if sent.refusal:
-        return Answer(ask.id, ask.input_ids, (), "", "refused", None, 0, (), refusal=sent.refusal)
-    first, *further = (_completion(sent, one, drafts) for one in sent.completions.values())
-    return replace(first, further=tuple(further))
 
 
 def _completion(sent: Sent, one: Running, drafts: bool) -> Answer:

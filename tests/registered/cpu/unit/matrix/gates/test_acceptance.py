@@ -14,6 +14,7 @@ from specmatrix.matrix.gates.acceptance import (
 )
 from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.gates.session_baseline import first_round_mismatch
+from specmatrix.matrix.subjects.protocol import Answer
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.questions import ORACLE_PROMPTS
 from specmatrix.matrix.workloads.stored_oracle import Oracle, decode, load_oracle
@@ -327,3 +328,11 @@ def test_in_bf16_only_rounds_on_the_oracles_text_are_compared(measured, altered)
     # Behind the tie other rounds are no loss; before it they are.
     assert parted(12, (*lengths[:5], *[1] * sum(lengths[5:]))).state is State.PASS
     assert parted(12, (1,) * sum(lengths)).state is State.FAIL
+
+
+def test_rounds_that_begin_with_the_first_token_are_compared_from_the_first_common_start_on():
+    pair = RoundsPair((), (2, 4, 1, 3), 0, (), first=True)
+    assert pair.from_a_start((3, 4, 2)) == ((4, 2), (4, 1, 3))
+    assert pair.from_a_start((2, 7)) == ((2, 7), (2, 4, 1, 3))
+    answer = Answer("q", (9,), (5, 6, 7, 8), "", "length", None, 0, (3, 1), drafts_first=True)
+    assert (answer.round_starts, replace(answer, drafts_first=False).round_starts) == ((0, 3), (1, 4))

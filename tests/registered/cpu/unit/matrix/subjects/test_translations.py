@@ -82,7 +82,10 @@ def found(law: Law) -> str:
 
 @pytest.mark.parametrize(
     "name",
-    ["transformers", "transformers-dynamic", "transformers-early-exit", "vllm", "vllm-suffix", "llamacpp", "openvino"],
+    [
+        *("transformers", "transformers-dynamic", "transformers-early-exit", "vllm", "vllm-suffix", "llamacpp"),
+        *("openvino", "onnxruntime-genai"),
+    ],
 )
 def test_own_foreign_subjects_translate_every_request_field(name: str):
     for law in islice(check_contract(load_subject(name)), 2):
