@@ -41,7 +41,7 @@ class Engine(NamedTuple):
         waivers = HOME / "examples" / f"{self.subject}-waivers.yaml"
         chosen = [
             (parse_selector(rule.cells), rule)
-            for rule in load_waivers(waivers)
+            for rule in (load_waivers(waivers) if waivers.exists() else ())
             if rule.subject == self.subject and self.version in SpecifierSet(rule.versions or "", prereleases=True)
         ]
         if not self.reports:
@@ -73,6 +73,7 @@ ENGINES: Final = (
     ),
     Engine("llama.cpp 11434, CPU", "llamacpp", "11434.0.0"),
     Engine("OpenVINO GenAI 2026.4, CPU", "openvino", "2026.4.1.0"),
+    Engine("ONNX Runtime GenAI 0.18, CPU", "onnxruntime-genai", "0.18.0"),
 )
 
 

@@ -89,9 +89,8 @@ class RoundsPair(NamedTuple):
         """Both sides from the first token on at which both begin a round, if an engine's begin with the first token."""
         starts = [list(accumulate(mine, initial=1 - self.first)), list(accumulate(self.theirs, initial=1))]
         both = min({*starts[0][:-1]}.intersection(starts[1][:-1]), default=None)
-        if both is None:
-            return mine, self.theirs
-        return mine[starts[0].index(both) :], self.theirs[starts[1].index(both) :]
+        mine_at, theirs_at = (0, 0) if both is None else (one.index(both) for one in starts)
+        return mine[mine_at:], self.theirs[theirs_at:]
 
     def mismatch(self) -> int | None:
         """Index of the first round whose length differs from the oracle's; None if none."""

@@ -34,9 +34,8 @@ REWINDS, CHUNK = "rewind_to", "chunk_size"
 OWN: Final = {
     *("max_new_tokens", "min_new_tokens", "eos_token_id", "stream", "no_stop_trim", "logprobs", "top_logprobs"),
 }
-DRAFTED: Final = "draft_tokens_proposed"
 # Of a generator's statistics.
-COUNTERS: Final = {"rounds": "spec.verify_rounds", DRAFTED: "spec.drafted", "draft_tokens_accepted": "spec.accepted"}
+COUNTERS: Final = {"spec.drafted": "draft_tokens_proposed", "spec.accepted": "draft_tokens_accepted"}
 TAIL: Final = 500
 
 
@@ -79,9 +78,9 @@ class GenaiEngine(SteppedEngine[Sent]):
         self._flags, self._counts = dict(command.flags), Counter[str]()
         self._drafting = {name: value for name, value in command.flags.items() if name not in (REWINDS, CHUNK)}
         self._models, self._running, self._idle = dict[tuple[int, ...], Any](), list[Sent](), list[Sent]()
+        paths = {role: converted(resolve_path(name)) for role, name in command.checkpoints.items()}
         try:
             self._genai = genai or import_module("onnxruntime_genai")
-            paths = {role: converted(resolve_path(name)) for role, name in command.checkpoints.items()}
             described = {role: json.loads((path / CONFIG).read_bytes())["model"] for role, path in paths.items()}
             self._target, model = paths["target"], described["target"]
             self._bos, windows = model["bos_token_id"], model["decoder"].get("sliding_window", {})
@@ -101,8 +100,6 @@ class GenaiEngine(SteppedEngine[Sent]):
             # What it refuses of the flags it refuses here, and not with each request.
             params = self._params(self._model(()), {"max_length": 2})
             self._genai.Generator(self._model(()), params)
-        except ConfigError:
-            raise
         except Exception as error:  # whatever a version raises for what it does not take
             raise ConfigError(f"{self.title} does not start: {type(error).__name__}: {text_of(error)}") from error
         said = {**params.get_search_options(), **params.get_speculative_options()}
@@ -130,10 +127,8 @@ class GenaiEngine(SteppedEngine[Sent]):
     @property
     def resolved(self) -> Mapping[str, Any]:
         """The shape of a draft. That of a lookup differs from round to round."""
-        depth = self._flags.get("max_draft_tokens")
-        if not depth or "ngram_size" in self._flags:
-            return {}
-        return {"num_steps": depth, "topk": 1, "num_draft_tokens": depth + 1}
+        depth = 0 if "ngram_size" in self._flags else self._flags.get("max_draft_tokens", 0)
+        return {"num_steps": depth, "topk": 1, "num_draft_tokens": depth + 1} if depth else {}
 
     def readback(self) -> Mapping[str, Any]:
         """What a generator's parameters say of the flags."""
@@ -197,10 +192,11 @@ class GenaiEngine(SteppedEngine[Sent]):
         before, length = generator.get_speculative_stats(), generator.token_count()
         generator.generate_next_token()
         after = generator.get_speculative_stats()
-        self._counts.update({name: after[key] - before[key] for key, name in COUNTERS.items()})
+        grown = {name: after[key] - before[key] for name, key in COUNTERS.items()}
+        self._counts.update(grown)
         if self._drafting:
             if not before["tokens_buffered"]:  # a round begins, or a step of a lookup without drafts
-                sent.rounds.append([0, 1 + after[DRAFTED] - before[DRAFTED]])
+                sent.rounds.append([0, 1 + grown["spec.drafted"]])
             sent.rounds[-1][0] += 1
         token = int(generator.get_next_tokens()[0])
         sent.ids.append(token)

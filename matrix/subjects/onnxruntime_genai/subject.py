@@ -129,8 +129,7 @@ def _ask(request: RequestSpec, target: str) -> SubjectRequest:
     if request.temperature:
         # 0 is off: its own default is 50.
         values |= {"temperature": request.temperature, "top_k": max(0, request.top_k), "top_p": request.top_p}
-        if request.seed is not None:
-            values["random_seed"] = request.seed
+        values["random_seed"] = -1 if request.seed is None else request.seed
     if request.repetition_penalty != 1:
         values["repetition_penalty"] = request.repetition_penalty
     return SubjectRequest(request.name, prompt_ids(request), values, request.after, request.abort_after)

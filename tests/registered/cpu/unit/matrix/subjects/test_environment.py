@@ -116,14 +116,11 @@ def test_llamacpp_is_built_with_its_converter_and_its_libraries_links(
     assert str(link.readlink()) == "libx.so.0"
 
 
-@pytest.mark.parametrize(
-    ("name", "package", "version"),
-    [("openvino", "openvino-genai", "2026.4.1.0"), ("onnxruntime-genai", "onnxruntime-genai", "0.18.0")],
-)
-def test_engines_are_installed_with_what_writes_the_files_that_they_read(capsys, name, package, version):
+@pytest.mark.parametrize("line", ["openvino openvino-genai 2026.4.1.0", "onnxruntime-genai onnxruntime-genai 0.18.0"])
+def test_engines_are_installed_with_what_writes_the_files_that_they_read(capsys, line):
+    name, _, said = line.partition(" ")
     assert main(("subjects", "install", name)) == 0
-    assert capsys.readouterr().out.startswith(f"{package} {version} is in ")
-    assert load_subject(name).version() == version
+    assert capsys.readouterr().out.startswith(f"{said} is in ") and said.endswith(f" {load_subject(name).version()}")
 
 
 def test_a_half_made_environment_is_none_and_is_made_anew(places: dict[str, Path], monkeypatch: pytest.MonkeyPatch):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,178 +14,123 @@ import pytest
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.onnxruntime_genai import engine as engines
-from specmatrix.matrix.subjects.onnxruntime_genai.engine import CONFIG, GenaiEngine, converted
 from specmatrix.matrix.subjects.onnxruntime_genai.subject import GenaiSubject
-from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, Unsupported
+from specmatrix.matrix.subjects.protocol import Answer, EngineCommand
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import resolve_path
 
 PLAIN = RequestSpec("q", "Question:", 9)
 LLAMA = resolve_path("llama-mini")
-WINDOWS = {"sliding_window": {"window_size": 48}}
+WINDOWS = {"filename": "model.onnx", "sliding_window": {"window_size": 48}}
+MODEL = {"bos_token_id": 0, "context_length": 4096, "decoder": WINDOWS}
 
 
-class Generator:
+class Generator(SimpleNamespace):
     """Counts up from the last token, and drafts two tokens a round, of which one is accepted."""
 
-    def __init__(self, model: list[int], params: Params) -> None:
-        if params.search["max_length"] > 4000:
+    def __init__(self, model: SimpleNamespace, params: SimpleNamespace) -> None:
+        if params.options["max_length"] > 4000:
             raise RuntimeError("max_length is too large")
-        self.ends, self.params, self.text, self.round, self.rewound = model, params, list[int](), 0, list[int]()
-
-    def append_tokens(self, ids: Sequence[int]) -> None:
-        self.text += list(map(int, ids))
+        text, state = list[int](), [0, 0]  # steps, and the last token
+        super().__init__(append_tokens=text.extend, token_count=lambda: len(text), get_next_tokens=lambda: [state[1]])
+        self.get_sequence, self.rewound = lambda _: np.array(text), False
+        self.text, self.state, self.ends = text, state, model.ends
 
     def rewind_to(self, length: int) -> None:
-        self.rewound.append(length)
         del self.text[length:]
-        self.round += self.round % 2
+        self.state[0], self.rewound = self.state[0] + self.state[0] % 2, True
 
-    def token_count(self) -> int:
-        return len(self.text)
-
-    def get_sequence(self, _: int) -> np.ndarray[Any, Any]:
-        return np.array(self.text)
-
-    def get_next_tokens(self) -> list[int]:
-        return [self.next]
-
-    def get_logits(self) -> np.ndarray[Any, Any]:
+    def get_logits(self) -> object:
         if not self.rewound:
             raise RuntimeError("not available at the current generation state")
-        return np.eye(1, 768, self.text[-1] + 1, dtype=np.float32).reshape(1, 1, 768)
+        return np.eye(1, 768, self.text[-1] + 1)
 
     def get_speculative_stats(self) -> dict[str, int]:
-        whole = -(-self.round // 2)
-        drafts = self.params.drafts
-        return {
-            "rounds": whole,
-            "draft_tokens_proposed": 2 * whole * drafts,
-            "draft_tokens_accepted": whole * drafts,
-            "tokens_buffered": self.round % 2,
-        }
+        rounds, buffered = -(-self.state[0] // 2), self.state[0] % 2
+        return {"draft_tokens_proposed": 2 * rounds, "draft_tokens_accepted": rounds, "tokens_buffered": buffered}
 
     def generate_next_token(self) -> None:
-        self.next, self.round = self.text[-1] + 1, self.round + 1
-        self.text += [] if self.next in self.ends else [self.next]
+        self.state[:] = self.state[0] + 1, self.text[-1] + 1
+        self.text += [] if self.state[1] in self.ends else self.state[1:]
 
 
-class Params:
-    def __init__(self, _: object) -> None:
-        self.search, self.drafts = dict[str, float](max_length=9, chunk_size=0.0), 0
-
-    def set_search_options(self, **options: float) -> None:
-        self.search |= options
-
-    def set_speculative_options(self, **options: float) -> None:
-        self.drafts = int(options["max_draft_tokens"] > 0)
-
-    get_search_options = get_speculative_options = lambda self: {**self.search, "max_draft_tokens": 5.0}
+def params(_: object) -> SimpleNamespace:
+    options = {"max_length": 9}
+    setting, getting = (lambda **more: options.update(more)), (lambda: options)
+    names = {f"{verb}_{what}_options" for verb in ("set", "get") for what in ("search", "speculative")}
+    return SimpleNamespace(options=options, **{name: setting if name[0] == "s" else getting for name in names})
 
 
-class Config(list[int]):
-    made: ClassVar[list[Config]] = []
-
-    def __init__(self, _: str) -> None:
-        self.said: dict[str, Any] = {}
-        self.made.append(self)
-
+class Config(SimpleNamespace):
     def overlay(self, text: str) -> None:
-        self.said |= (model := json.loads(text)["model"])
-        ends = model["eos_token_id"]
-        self[:] = [*self, *ends] if isinstance(ends, list) else [ends]
+        self.said |= json.loads(text)["model"]
+        ends, GENAI.last = self.said["eos_token_id"], self
+        self.ends = [*self.ends, *ends] if isinstance(ends, list) else [ends]
 
 
 GENAI = SimpleNamespace(
-    Config=Config,
-    Model=lambda config: config,
-    GeneratorParams=Params,
-    Generator=Generator,
-    Tokenizer=lambda model: SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)) if 66 not in ids else "A�"),
+    Config=lambda _: Config(said={}, ends=[]), Model=lambda config: config, GeneratorParams=params, Generator=Generator
 )
+GENAI.Tokenizer = lambda model: SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)) if 66 not in ids else "A�")
 
 
-@pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A converted checkpoint, with windows."""
-    model = {"bos_token_id": 0, "context_length": 4096, "decoder": {"filename": "model.onnx", **WINDOWS}}
-    (tmp_path / CONFIG).write_text(json.dumps({"model": model}), encoding="utf-8")
-    (tmp_path / "tokenizer.json").write_bytes((LLAMA / "tokenizer.json").read_bytes())
-    monkeypatch.setattr(engines, "converted", lambda folder: tmp_path)
-    return tmp_path
-
-
-def command(cell: str, *requests: RequestSpec) -> EngineCommand | Unsupported:
-    prepared = prepare(Cell.from_id(cell), subject="onnxruntime-genai", workload=lambda *_: requests)
-    return GenaiSubject().translate(prepared)
-
-
-def answered(cell: str, *requests: RequestSpec) -> tuple[GenaiEngine, list[Answer]]:
-    asked = command(cell, *requests)
+def answered(
+    place: Path, patch: pytest.MonkeyPatch, cell: str, *requests: RequestSpec
+) -> tuple[engines.GenaiEngine, list[Answer]]:
+    """The engine on a model with windows, and its answers to a cell's requests."""
+    (place / engines.CONFIG).write_text(json.dumps({"model": MODEL}), encoding="utf-8")
+    (place / "tokenizer.json").write_bytes((LLAMA / "tokenizer.json").read_bytes())
+    patch.setattr(engines, "converted", lambda folder: place)
+    asked = GenaiSubject().translate(prepare(Cell.from_id(cell), subject="any", workload=lambda *_: requests))
     assert isinstance(asked, EngineCommand)
-    asks = [replace(ask, input_ids=(9, 9, 60 + place // 9)) for place, ask in enumerate(asked.asks)]
-    engine = GenaiEngine(asked, GENAI)
-    return engine, engine.generate(asks)
+    engine = engines.GenaiEngine(asked, GENAI)
+    return engine, engine.generate([replace(ask, input_ids=(9, 9, 60)) for ask in asked.asks])
 
 
-def test_a_generator_is_rewound_to_what_texts_share_and_its_tokens_are_of_rounds(made):
-    again = replace(PLAIN, name="r", after=("q",), stop_token_ids=(65,), top_logprobs=2, stream=True)
-    third = replace(PLAIN, name="s", after=("r",), abort_after=3)
-    engine, (first, second, cut) = answered("standalone.s5.n6", PLAIN, again, third)
+def test_a_generator_is_rewound_to_what_texts_share_and_its_tokens_are_of_rounds(tmp_path, monkeypatch):
+    again = replace(PLAIN, name="r", stop_token_ids=(65,), top_logprobs=2, stream=True)
+    cut = replace(PLAIN, name="s", after=("q", "r"), abort_after=3)
+    engine, (first, second, third) = answered(tmp_path, monkeypatch, "standalone.s5.n6", PLAIN, again, cut)
     assert (first.output_ids, first.finish, first.matched) == (tuple(range(61, 70)), "length", None)
-    assert first.accept_lengths == (2, 2, 2, 2, 1) and first.round_widths == (3,) * 5
+    assert (first.accept_lengths, first.round_widths, first.cached_tokens) == ((2, 2, 2, 2, 1), (3,) * 5, 0)
+    assert "�" not in first.text and first.drafts_first
     assert (second.output_ids, second.text, second.matched) == ((61, 62, 63, 64, 65), "=>?@", 65)
-    assert (
-        second.cached_tokens == 0 and second.pieces[0] == "=" and len(second.logprobs) == len(second.top_logprobs) == 5
-    )
-    assert second.top_logprobs[0][0] == (61, second.logprobs[0]) and second.logprobs[0] == pytest.approx(
-        1 - np.log(767 + np.e)
-    )
-    assert (cut.finish, cut.output_ids, cut.cached_tokens) == ("abort", (61, 62, 63), 2)
-    assert engine.counters()["spec.drafted"] == 2 * engine.counters()["spec.accepted"] > 0
-    assert engine.resolved == {"num_steps": 5, "topk": 1, "num_draft_tokens": 6}
-    assert engine.readback() == {"rewind_to": True, "max_draft_tokens": 5}
-    assert Config.made[-1].said["decoder"]["sliding_window"] == {"window_size": 48, "cache_slack": 4096}
+    assert second.pieces[0] == "=" and second.top_logprobs[4][0] == (65, second.logprobs[4])
+    assert second.logprobs == pytest.approx([1 - np.log(767 + np.e)] * 5)
+    assert (third.finish, third.output_ids, third.cached_tokens) == ("abort", (61, 62, 63), 2)
+    assert engine.counters() == {"spec.drafted": 20, "spec.accepted": 10}
+    assert (engine.resolved["num_draft_tokens"], engine.readback()) == (6, {"rewind_to": True, "max_draft_tokens": 5})
+    assert GENAI.last.said["decoder"]["sliding_window"] == {"window_size": 48, "cache_slack": 4096}
     engine.close()
     engine.close()
 
 
-def test_no_end_is_bos_and_a_short_text_is_as_long_as_a_window(made):
+def test_bos_stands_for_no_end_and_a_refusal_is_an_answer_or_ends_the_start(tmp_path, monkeypatch):
     endless = replace(PLAIN, ignore_eos=True)
-    engine, (found, refused) = answered("none.nocache.c7", endless, replace(endless, name="r", max_new_tokens=4000))
-    assert list(Config.made[-1]) == [0] and found.finish == "length" and not found.accept_lengths
+    long = replace(endless, name="r", max_new_tokens=4000)
+    engine, (found, refused) = answered(tmp_path, monkeypatch, "none.nocache.c7", endless, long)
+    assert GENAI.last.ends == [0] and found.finish == "length" and not found.accept_lengths
     assert (refused.finish, refused.refusal) == ("refused", "max_length is too large")
     assert engine.readback() == {"rewind_to": False, "chunk_size": 7}
-    assert "sliding_window" not in Config.made[-1].said["decoder"]
-
-
-def test_rules_that_it_has_not_are_left_out_and_what_it_refuses_ends_the_start(made):
-    assert command("none", replace(PLAIN, stop=("x",))) == Unsupported(
-        "this subject does not translate stop of a request"
-    )
-    found = GenaiSubject().requests(Cell.from_id("none.mixed_lengths.rules"), 0)
-    assert {name for one in found for name in one.rules} == {"repetition_penalty", "min_new_tokens"}
-    assert not any(one.ruled and (one.logprobs or one.top_logprobs) for one in found)
-    asked = command("none", PLAIN)
-    assert isinstance(asked, EngineCommand)
+    assert "sliding_window" not in GENAI.last.said["decoder"]
+    monkeypatch.delattr(GENAI, "Tokenizer")
     with pytest.raises(ConfigError, match=r"^ONNX Runtime GenAI does not start: AttributeError: "):
-        GenaiEngine(asked, SimpleNamespace())
+        answered(tmp_path, monkeypatch, "none")
+    own = GenaiSubject().requests(Cell.from_id("none.mixed_lengths.rules"), 0)
+    assert {name for one in own for name in one.rules} == {"repetition_penalty", "min_new_tokens"}
+    assert not any(one.ruled and (one.logprobs or one.top_logprobs) for one in own)
 
 
 def test_the_builder_s_refusal_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
     builder = tmp_path / "python"
-    builder.write_text('#!/bin/sh\nmkdir -p "$8"; echo "no such architecture" >&2; exit 1\n', encoding="utf-8")
+    builder.write_text('#!/bin/sh\nmkdir -p "$8"; echo "unknown" >&2; exit 1\n', encoding="utf-8")
     builder.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(builder))
-    monkeypatch.setenv("SPECMATRIX_ONNXRUNTIME_GENAI", str(tmp_path / "place"))
-    (tmp_path / "place").mkdir()
-    with pytest.raises(
-        ConfigError, match=r"^the builder of ONNX Runtime GenAI refuses .*llama-mini: no such architecture$"
-    ):
-        converted(LLAMA)
-    assert not list((tmp_path / "place" / "models").iterdir())
-    builder.write_text(f'#!/bin/sh\nmkdir -p "$8"; echo "$@" > "$8/{CONFIG}"\n', encoding="utf-8")
-    place = converted(LLAMA)
-    assert (place / CONFIG).read_text(encoding="utf-8").startswith(f"-m {engines.BUILDER} -m {LLAMA} -i {LLAMA} -o ")
-    assert converted(LLAMA) == place
+    monkeypatch.setenv("SPECMATRIX_ONNXRUNTIME_GENAI", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"^the builder of ONNX Runtime GenAI refuses .*llama-mini: unknown$"):
+        engines.converted(LLAMA)
+    assert not list((tmp_path / "models").iterdir())
+    builder.write_text(f'#!/bin/sh\nmkdir -p "$8"; echo "$@" > "$8/{engines.CONFIG}"\n', encoding="utf-8")
+    said = (engines.converted(LLAMA) / engines.CONFIG).read_text(encoding="utf-8")
+    assert said.startswith(f"-m {engines.BUILDER} -m {LLAMA} -i {LLAMA} -o ") and " -p fp32 -e cpu " in said
