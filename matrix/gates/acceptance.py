@@ -20,6 +20,7 @@ from specmatrix.matrix.gates.session_baseline import (
     due_tokens,
     first_reach_mismatch,
     first_round_mismatch,
+    from_a_start,
     has_session_baseline,
     mismatching_turns,
     oracle_rounds,
@@ -84,13 +85,6 @@ class RoundsPair(NamedTuple):
     def whole(self, last: int | None, most: int) -> Sequence[int]:
         """The rounds up to `last` before the first with a cap below `most`."""
         return self.mine[: next((place for place, cap in enumerate(self.caps) if cap < most), last)]
-
-    def from_a_start(self, mine: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-        """Both sides from the first token on at which both begin a round, if an engine's begin with the first token."""
-        starts = [list(accumulate(mine, initial=1 - self.first)), list(accumulate(self.theirs, initial=1))]
-        both = min({*starts[0][:-1]}.intersection(starts[1][:-1]), default=None)
-        mine_at, theirs_at = (0, 0) if both is None else (one.index(both) for one in starts)
-        return mine[mine_at:], self.theirs[theirs_at:]
 
     def mismatch(self) -> int | None:
         """Index of the first round whose length differs from the oracle's; None if none."""
@@ -200,8 +194,11 @@ class AcceptanceGate(PackageGate):
         # Another engine may draft less just before a length limit, so its last round is not compared.
         last = None if self.exact or Capability.ROUNDS not in self.needs else -1
         mine = [pair.whole(last, _longest(run.resolved)) for pair in steady or greedy]
-        compared = [(lengths, pair) for lengths, pair in zip(mine, steady or greedy, strict=True) if lengths]
-        measured = [same_range(*pair.from_a_start(lengths)) for lengths, pair in compared]
+        sides = [
+            (from_a_start(one, pair.theirs, pair.first), pair) for one, pair in zip(mine, steady or greedy, strict=True)
+        ]
+        compared = [(both, pair) for both, pair in sides if all(both)]
+        measured = [same_range(*both) for both, _ in compared]
         if not measured:
             return Outcome(
                 self.name,

@@ -50,6 +50,15 @@ def due_tokens(reach: Sequence[int], start: int, width: int) -> int | None:
     return min(reach[start], width - 1) + 1 if start < len(reach) else None
 
 
+def from_a_start(mine: Sequence[int], theirs: Sequence[int], first: bool) -> tuple[Sequence[int], Sequence[int]]:
+    """Both sides' rounds from the first token on at which both begin one; theirs begin behind the first token, and mine
+    with it if `first`. Without one, all of them."""
+    starts = [list(accumulate(mine, initial=1 - first)), list(accumulate(theirs, initial=1))]
+    both = min({*starts[0]}.intersection(starts[1]), default=None)
+    mine_at, theirs_at = (0, 0) if both is None else (one.index(both) for one in starts)
+    return mine[mine_at:], theirs[theirs_at:]
+
+
 def first_round_mismatch(
     mine: Sequence[int], theirs: Sequence[int], starts: Sequence[int], caps: Sequence[int] = ()
 ) -> int | None:

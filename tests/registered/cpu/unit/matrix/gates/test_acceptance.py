@@ -13,7 +13,7 @@ from specmatrix.matrix.gates.acceptance import (
     same_range,
 )
 from specmatrix.matrix.gates.gate import Blame, State
-from specmatrix.matrix.gates.session_baseline import first_round_mismatch
+from specmatrix.matrix.gates.session_baseline import first_round_mismatch, from_a_start
 from specmatrix.matrix.subjects.protocol import Answer
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.questions import ORACLE_PROMPTS
@@ -331,8 +331,7 @@ def test_in_bf16_only_rounds_on_the_oracles_text_are_compared(measured, altered)
 
 
 def test_rounds_that_begin_with_the_first_token_are_compared_from_the_first_common_start_on():
-    pair = RoundsPair((), (2, 4, 1, 3), 0, (), first=True)
-    assert pair.from_a_start((3, 4, 2)) == ((4, 2), (4, 1, 3))
-    assert pair.from_a_start((2, 7)) == ((2, 7), (2, 4, 1, 3))
+    assert from_a_start((3, 4, 2), (2, 4, 1, 3), True) == ((4, 2), (4, 1, 3))
+    assert from_a_start((2, 7), (2, 4, 1, 3), True) == ((2, 7), (2, 4, 1, 3))
     answer = Answer("q", (9,), (5, 6, 7, 8), "", "length", None, 0, (3, 1), drafts_first=True)
     assert (answer.round_starts, replace(answer, drafts_first=False).round_starts) == ((0, 3), (1, 4))
