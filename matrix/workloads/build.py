@@ -72,7 +72,7 @@ STOPPED, LETTERS = 8, 4
 FAR: Final = (384, 1024, 4095)
 FAR_LIMIT: Final = 24
 LATE_REPEATS: Final = 8
-PASSING: Final = (4, 5, 6, 7)  # questions that pass checkpoints beside one another
+PASSING: Final = range(4, 12)  # questions that pass checkpoints beside one another
 HIT_LIMIT: Final = 9
 LONGEST_CHUNK: Final = 32
 MAX_RETURNING_PAGE: Final = 16  # a prompt has several such pages
@@ -371,8 +371,8 @@ def _leaving(cell: Cell, seed: int, after: tuple[str, ...]) -> list[RequestSpec]
 
 
 def _resuming(cell: Cell, after: tuple[str, ...]) -> list[RequestSpec]:
-    """Where rounds pass checkpoints, some questions at once, and then, one after the other, each of their texts up to
-    behind each checkpoint of its answer, from which it goes on."""
+    """Where rounds pass checkpoints, some questions at once, and then, one after the other, the texts of every other
+    one up to behind each checkpoint of its answer, from which it goes on."""
     kind, shape = (cell.memory, cell.session, cell.prefix_cache), shape_of(cell)
     oracle, passed = oracle_of(cell.target), cell.model in HYBRIDS and cell.state_interval != "auto"
     if not passed or cell.algorithm == "none" or kind != ("ample", "none", "on") or shape is None or oracle is None:
@@ -387,7 +387,7 @@ def _resuming(cell: Cell, after: tuple[str, ...]) -> list[RequestSpec]:
         ):
             texts = ((ids[:cut], tokenizer().decode(ids[:cut])) for cut in range(edge + 1, len(ids)))
             same = (text for own, text in texts if encode(text, add_special_tokens=False).ids == own)
-            resumed += [RequestSpec(f"h{index}.{edge}", text, 2, ignore_eos=True) for text in [*same][:1]]
+            resumed += [RequestSpec(f"h{index}.{edge}", text, 2, ignore_eos=True) for text in [*same][: index % 2]]
     before = tuple(request.name for request in asked)
     names = [before, *((request.name,) for request in resumed)]
     return [*asked, *(replace(one, after=last) for one, last in zip(resumed, names, strict=False))]
