@@ -36,7 +36,6 @@ OWN: Final = {
 }
 # Of a generator's statistics.
 COUNTERS: Final = {"spec.drafted": "draft_tokens_proposed", "spec.accepted": "draft_tokens_accepted"}
-TAIL: Final = 500
 
 
 def converted(folder: Path) -> Path:
@@ -48,7 +47,8 @@ def converted(folder: Path) -> Path:
         words += ["-c", os.environ.get("TMPDIR", "/tmp")]
         done = subprocess.run([sys.executable, *words], capture_output=True, encoding="utf-8", errors="replace")
         if done.returncode or not (place / CONFIG).exists():
-            raise ConfigError(f"the builder of ONNX Runtime GenAI refuses {folder}: {text_of(done.stderr[-TAIL:])}")
+            said = text_of(done.stderr.strip().rpartition("\n")[2])
+            raise ConfigError(f"the builder of ONNX Runtime GenAI refuses {folder}: {said}")
 
     return kept(GENAI.folder() / "models", f"{GENAI.version()}", [folder], "", convert)
 
