@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specmatrix.matrix.zoo.eagle_net import EagleNet
-from specmatrix.matrix.zoo.recipes import Shape
+from specmatrix.matrix.zoo.eagle_net import EagleNet, Shared
+from specmatrix.matrix.zoo.recipes import RECIPES
 from specmatrix.matrix.zoo.registry import resolve_path
 
 DRAFT_VOCAB: Final = 32_000
@@ -92,8 +92,10 @@ def write_eagle3(folder: Path, target: LlamaShape, device: str) -> Path:
     rows, hidden = min(DRAFT_VOCAB, target.vocab), target.hidden
     config = llama_config(replace(target, layers=1)).to_dict()
     torch.manual_seed(1)
+    captured = (2, target.layers // 2, target.layers - 3)
+    recipe = replace(RECIPES["llama-mini-eagle3"], config=config, aux_layers=captured, draft_vocab=rows)
     with torch.device(device):
-        net = EagleNet(Shape(**config), 3 * hidden, rows).to(torch.bfloat16)
+        net = EagleNet(recipe, Shared(torch.empty(0, hidden), torch.empty(0, hidden))).to(torch.bfloat16)
     weights = {name: weight.cpu() for name, weight in net.state_dict().items() if name != "embed_tokens.weight"}
     weights["d2t"] = torch.arange(rows) * ((target.vocab - rows) // rows)
     config |= {
@@ -102,7 +104,7 @@ def write_eagle3(folder: Path, target: LlamaShape, device: str) -> Path:
         "draft_vocab_size": rows,
         "target_hidden_size": hidden,
         "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": [2, target.layers // 2, target.layers - 3],
+            "eagle_aux_hidden_state_layer_ids": captured,
             "use_aux_hidden_state": True,
         },
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from specmatrix.matrix.zoo.dflash2_net import Dflash2Net
 from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.dspark_net import DsparkNet
 from specmatrix.matrix.zoo.eagle_net import Shared
-from specmatrix.matrix.zoo.recipes import BlockHeads, Dflash2Parts, Shape
+from specmatrix.matrix.zoo.recipes import RECIPES, BlockHeads, Dflash2Parts
 from tests.support.random_drafts import Shapes
 
 NOTHING = torch.empty(0)
@@ -23,14 +24,19 @@ PARTS = Dflash2Parts.__dataclass_fields__
 def block_net(c: dict[str, Any], embedding: Tensor = NOTHING, head: Tensor = NOTHING, target_hidden: int = 48) -> Any:  # noqa: ANN401 - a DflashNet and more
     """A net by config.json; embedding [V, H] and head [V, H] are the target's."""
     own = c.get("dflash_config", c)
-    states = len(own.get("target_layer_ids", range(c["num_hidden_layers"])))
-    shape = Shape(**{"model_type": "qwen3", "hidden_act": "silu"} | c)
-    always = shape, states * target_hidden, 0, own["mask_token_id"], Shared(embedding, head)
+    states = range(len(own.get("target_layer_ids", range(c["num_hidden_layers"]))))
+    recipe = replace(
+        RECIPES["llama-mini-dflash"],
+        config={"model_type": "qwen3", "hidden_act": "silu"} | c,
+        **{"aux_layers": tuple(states), "block": 0, "mask_id": own["mask_token_id"]},
+    )
+    shared = Shared(embedding if embedding.numel() else torch.empty(0, target_hidden), head)
     if "conv_kernel_size" in own:
-        return Dflash2Net(*always, Dflash2Parts(**{name: own[name] for name in PARTS})).eval()
+        parts = Dflash2Parts(**{name: own[name] for name in PARTS})
+        return Dflash2Net(replace(recipe, dflash2=parts), shared).eval()
     if "markov_head_type" in c:
-        return DsparkNet(*always, BlockHeads(c["markov_head_type"], c["markov_rank"])).eval()
-    return DflashNet(*always).eval()
+        return DsparkNet(replace(recipe, heads=BlockHeads(c["markov_head_type"], c["markov_rank"])), shared).eval()
+    return DflashNet(recipe, shared).eval()
 
 
 def shapes_of(net: DflashNet) -> Shapes:

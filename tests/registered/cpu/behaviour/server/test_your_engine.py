@@ -44,7 +44,7 @@ def test_sglangs_server_is_judged_as_the_page_shows(tmp_path: Path, capsys: pyte
         status, report = run(words, {"http://127.0.0.1:30000": url}, tmp_path)
     assert status == 0 and report.header.subject.version == "0.5.13.post1"
     said = [VARYING.sub("", line) for line in capsys.readouterr().out.splitlines()]
-    due = printed(PAGE, "gates: claimed_capabilities ok, finish ok, oracle ok")
+    due = printed(PAGE, "gates: claimed_capabilities ok, finish ok, session ok")
     assert [line for line in due if line not in said] == [] and len(due) == 2
 
 

@@ -55,15 +55,15 @@ def test_a_damaged_file_is_named(copy, change, text):
     assert f"model.safetensors {text.format(len(whole))}" in refusal(registry.verify, NAME, copy)
 
 
-def test_an_unknown_name_lists_the_zoo_and_broken_checksum_lists_are_refused(tmp_path):
+def test_an_unknown_name_lists_the_zoo_and_broken_checksum_lists_are_refused(tmp_path, monkeypatch):
     zoo = "zoo model 'gpt' is unknown; the zoo has llama-mini, llama-mini-standalone"
     assert zoo in refusal(registry.verify, "gpt")
     assert "model 'gpt' is neither a folder nor in the zoo (llama-mini, " in refusal(registry.resolve_path, "gpt")
     assert "model 'aaa" in refusal(registry.resolve_path, "a" * 5000)
-    assert f"checksum file {tmp_path / 'none'} is missing" in refusal(registry.checksums, tmp_path / "none")
+    monkeypatch.setattr(registry, "CHECKSUMS", tmp_path / "sums")
+    assert f"checksum file {tmp_path / 'sums'} is missing" in refusal(registry.checksums)
     (tmp_path / "sums").write_text("abc 5 file\n")
-    text = "line 1 is 'abc 5 file'; it must be a sha256, a size and a file name"
-    assert text in refusal(registry.checksums, tmp_path / "sums")
+    assert "line 1 is 'abc 5 file'; it must be a sha256, a size and a file name" in refusal(registry.checksums)
 
 
 def test_a_name_and_a_folder_resolve(tmp_path):
