@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, Final
 
 import numpy as np
@@ -44,7 +45,7 @@ def converted(folder: Path) -> Path:
 
     def convert(place: Path) -> None:
         words = ["-m", BUILDER, "-m", str(folder), "-i", str(folder), "-o", str(place), "-p", "fp32", "-e", "cpu"]
-        words += ["-c", os.environ.get("TMPDIR", "/tmp")]
+        words += ["-c", gettempdir()]
         done = subprocess.run([sys.executable, *words], capture_output=True, encoding="utf-8", errors="replace")
         if done.returncode or not (place / CONFIG).exists():
             said = text_of(done.stderr.strip().rpartition("\n")[2])

@@ -174,9 +174,12 @@ def test_cells_that_the_server_cannot_queue_or_mask_are_unsupported(server: Runn
 
 
 class Flushed(BaseHTTPRequestHandler):
-    """Answers as SGLang's /flush_cache does."""
+    """Answers as SGLang's /flush_cache does. kept: what each request says of its connection."""
+
+    kept: list[str | None]
 
     def do_POST(self) -> None:
+        self.kept.append(self.headers["Connection"])
         text = b"Cache flushed.\n"
         self.send_response(200)
         self.send_header("Content-Length", str(len(text)))
@@ -186,12 +189,15 @@ class Flushed(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
-def test_an_answer_in_plain_text_is_none():
+def test_an_answer_in_plain_text_is_none_and_a_streams_connection_serves_no_other_request():
+    Flushed.kept = []
     with ThreadingHTTPServer(("127.0.0.1", 0), Flushed) as plain:
         Thread(target=plain.serve_forever, daemon=True).start()
         with Connection("http://{}:{}".format(*plain.server_address), None) as connection:
             assert connection.post("/flush_cache", {}) is None
+            assert list(connection.stream("/generate", {})) == []
         plain.shutdown()
+    assert Flushed.kept == ["keep-alive", "close"]
 
 
 def test_without_a_baseline_the_oracle_judges_the_run_itself(server: RunningServer):

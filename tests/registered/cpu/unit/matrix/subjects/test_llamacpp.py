@@ -96,12 +96,13 @@ def test_answers_of_a_real_server(recording: Path):
 
 
 def test_rounds_are_read_from_the_drafts_counted_beside_each_token():
-    read, sums = Stream(), [(0, 0), (3, 2), (3, 2), (3, 2), (3, 2), (6, 2), (9, 5), (9, 5)]
+    read, sums = Stream(), [(0, 0), (3, 2), (3, 2), (3, 2), (3, 2), (6, 2), (6, 2), (9, 5), (9, 5)]
     for token, (drafted, accepted) in enumerate(sums):
         read.add({"tokens": [token], "content": "x", "timings": {"draft_n": drafted, "draft_n_accepted": accepted}})
-    # the prefill's token, a round of three, one without drafts, one of which nothing is accepted, one cut by the end
-    assert read.rounds == [(3, 4), (1, 1), (1, 4), (2, 4)]
-    assert (read.tokens, read.text) == ([*range(8)], "x" * 8)
+    # the prefill's token, a round of three, one without drafts, one whose drafts are all rejected, another without, and
+    # one that the end cuts
+    assert read.rounds == [(3, 4), (1, 1), (1, 4), (1, 1), (2, 4)]
+    assert (read.tokens, read.text) == ([*range(9)], "x" * 9)
 
 
 def test_a_stream_that_leaves_a_token_out_is_an_error(recording: Path):
@@ -138,6 +139,11 @@ def test_a_server_of_another_model_context_or_drafter_is_none_of_the_cell(record
     command = translated(CELL, *REQUESTS)
     with pytest.raises(ConfigError, match=message), started(command) as engine:
         engine.generate(command.asks)
+
+
+def test_a_batch_holds_the_last_tokens_and_the_drafts_of_all_slots():
+    commands = [translated(cell) for cell in ("none.c7.gsm", "none.c7.m4.gsm", "standalone.s2.c7", "none.c32")]
+    assert [one.flags["batch-size"] for one in commands] == [8, 7, 24, 32]
 
 
 @pytest.mark.parametrize(
