@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix.matrix.subjects.environment import GENAI
 from specmatrix.matrix.subjects.limits import AxisLimit, chain_depth, chains_only, declared, obstacle, untranslated
+from specmatrix.matrix.subjects.profiles import profile_of
 from specmatrix.matrix.subjects.protocol import (
-    AcceptanceRule,
-    Capability,
     EngineCommand,
-    Profile,
     RunningEngine,
     Subject,
     SubjectRequest,
@@ -43,23 +41,7 @@ class GenaiSubject(Subject):
     """ONNX Runtime GenAI's generators, which take turns, on one thread of a CPU, float32."""
 
     name = "onnxruntime-genai"
-    profile = Profile(
-        capabilities=frozenset(
-            {
-                *(Capability.TOKEN_IDS, Capability.LOGPROBS, Capability.ROUNDS, Capability.TOTALS),
-                *(Capability.READBACK, Capability.ABORT, Capability.ARRIVAL),
-            }
-        ),
-        cannot={
-            Capability.SAMPLED_IDENTITY: "it samples by rejection, so its sampled tokens depend on the drafts",
-            Capability.SESSIONS: "ONNX Runtime GenAI has no sessions",
-            Capability.PREEMPTIONS: "a generator has its KV until it ends",
-        },
-        acceptance={
-            "": AcceptanceRule("reject", "a draft model samples if do_sample is true"),
-            "ngram": AcceptanceRule("match", "a lookup has no distribution, so its drafts are compared with draws"),
-        },
-    )
+    profile = profile_of("onnxruntime-genai")
 
     def version(self) -> str | None:
         return GENAI.version()

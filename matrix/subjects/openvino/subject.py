@@ -16,11 +16,9 @@ from specmatrix.matrix.subjects.limits import (
     obstacle,
     untranslated,
 )
+from specmatrix.matrix.subjects.profiles import profile_of
 from specmatrix.matrix.subjects.protocol import (
-    AcceptanceRule,
-    Capability,
     EngineCommand,
-    Profile,
     RunningEngine,
     Subject,
     SubjectRequest,
@@ -66,21 +64,7 @@ class OpenVinoSubject(Subject):
     """OpenVINO GenAI's continuous batching, on one thread of a CPU, float32."""
 
     name = "openvino"
-    profile = Profile(
-        capabilities=frozenset({Capability.TOKEN_IDS, Capability.ROUNDS, Capability.ABORT, Capability.ARRIVAL}),
-        cannot={
-            Capability.LOGPROBS: "it reports no alternatives, and scores before temperature and rules",
-            Capability.SAMPLED_IDENTITY: "it samples by rejection, so its sampled tokens depend on the drafts",
-            Capability.SESSIONS: "OpenVINO GenAI has no sessions",
-            Capability.TOTALS: "its steps report no drafts, but only what was accepted",
-            Capability.PREEMPTIONS: "it does not report which requests lost their KV",
-            Capability.READBACK: "its pipeline reports none of its SchedulerConfig",
-        },
-        acceptance={
-            "": AcceptanceRule("reject", "a draft model samples if do_sample is true"),
-            "ngram": AcceptanceRule("match", "a lookup has no distribution, so its drafts are compared with draws"),
-        },
-    )
+    profile = profile_of("openvino")
 
     def version(self) -> str | None:
         return OPENVINO.version()
