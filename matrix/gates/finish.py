@@ -66,14 +66,15 @@ def _overshoot(run: Run) -> str:
     """A sentence if the counter of tokens accepted past a request's end differs from the number that the rounds emitted
     past it (prefill steps may add some); else ""."""
     ended = [answer for answer in run.answers if answer.finish in ("stop", "length")]
-    least = sum(1 + sum(answer.accept_lengths) - len(answer.output_ids) for answer in ended)
+    over = {answer.name: 1 + sum(answer.accept_lengths) - len(answer.output_ids) for answer in ended}
+    least = sum(over.values())
     most = least + sum(answer.moves for answer in ended)
     counted = run.evidence.get("finish.overshoot", 0)
     if least <= counted <= most:
         return ""
-    return (
-        f"the engine counts {counted} tokens behind the ends of requests; their rounds emitted {_between(least, most)}"
-    )
+    of = ", ".join(f"{name} {number}" for name, number in over.items() if number)
+    emitted = f"{_between(least, most)} ({of})" if of else _between(least, most)
+    return f"the engine counts {counted} tokens behind the ends of requests; their rounds emitted {emitted}"
 
 
 def _end(request: RequestSpec, answer: Answer, target: str, claims: frozenset[Capability]) -> str:

@@ -83,7 +83,7 @@ class GrammarGate(PackageGate):
         }
         for name, due in _counted(run, [one for _, one in kept]).items():
             if due != (got := seen.get(name, 0)):
-                text = f"{name} is {got}, but by the rounds of requests with a grammar {due}"
+                text = f"{name} is {got}, but by the rounds of {', '.join(one.name for _, one in kept)} {due}"
                 return Outcome(self.name, State.FAIL, numbers, message=text)
         if illegal or wrong:
             blame = [*illegal, *wrong][0]

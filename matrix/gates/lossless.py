@@ -189,13 +189,13 @@ class LosslessGate(PackageGate):
         """Prompt log-probabilities, alternatives included, must equal the network's, whatever the request's logit
         rules.
         """
-        worst, name = max(
+        (worst, at), name = max(
             (prompt_gap(pair.request, pair.answer, self.prompts(target, pair.answer.prompt_ids)), pair.request.name)
             for pair in scored
         )
         numbers = {**outcome.numbers, "scored_prompts": len(scored), "prompt_nats": worst}
         if outcome.state is State.PASS and exact and worst > self.thresholds["oracle_nats"]:
-            text = f"a log-probability of the prompt of {name} differs from the oracle's by {worst:.2g} nats"
+            text = f"a log-probability of the prompt of {name} differs from the oracle's by {worst:.2g} nats, at token {at}"
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(name))
         return replace(outcome, numbers=numbers)
 

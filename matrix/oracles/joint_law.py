@@ -48,19 +48,18 @@ def prompt_scores(target: str, prompt: tuple[int, ...]) -> Tensor:
         return logits.log_softmax(-1)
 
 
-def prompt_gap(request: RequestSpec, answer: Answer, scores: Tensor) -> float:
-    """The largest difference in nats between an answer's prompt log-probabilities and `scores`. Includes alternatives:
-    each against its token's value, and together against those of the likeliest tokens."""
-    gaps = [0.0]
+def prompt_gap(request: RequestSpec, answer: Answer, scores: Tensor) -> tuple[float, int]:
+    """The largest difference in nats between an answer's prompt log-probabilities and `scores`, and its token's index.
+    Includes alternatives: each against its token's value, and together against those of the likeliest tokens."""
+    gaps = [(0.0, 0)]
     first = request.prompt_logprobs
     columns = zip(answer.prompt_ids[first:], answer.prompt_logprobs, answer.prompt_top_logprobs, strict=False)
     for index, (token, value, best) in enumerate(columns, first):
         if index == 0 or value is None:
             continue
         row = scores[index - 1]
-        gaps.append(abs(value - float(row[token])))
-        if best:
-            gaps += [abs(other - float(row[one])) for one, other in best]
-            likeliest = zip(sorted((other for _, other in best), reverse=True), row.topk(len(best)).values, strict=True)
-            gaps += [abs(other - float(one)) for other, one in likeliest]
+        pairs = [(value, row[token]), *((other, row[one]) for one, other in best or ())]
+        likeliest = row.topk(len(best or ())).values
+        pairs += zip(sorted((other for _, other in best or ()), reverse=True), likeliest, strict=True)
+        gaps.append((max(abs(mine - float(theirs)) for mine, theirs in pairs), index))
     return max(gaps)

@@ -182,12 +182,13 @@ def test_an_abort_ends_what_still_runs(measured, altered):
 @pytest.mark.parametrize("cell_id", [CELL, TIGHT])
 def test_tokens_accepted_behind_an_end_are_counted(measured, cell_id):
     found, run = measured(cell_id), measured(cell_id).run
-    emitted = sum(1 + sum(one.accept_lengths) - len(one.output_ids) for one in run.answers)
+    over = {one.name: 1 + sum(one.accept_lengths) - len(one.output_ids) for one in run.answers}
+    emitted, named = sum(over.values()), ", ".join(f"{name} {more}" for name, more in over.items() if more)
     most = emitted + sum(one.retractions for one in run.answers)
     assert (most > emitted) == (cell_id == TIGHT)
     bound = emitted if most == emitted else f"{emitted} to {most}"
     for counted in (emitted - 1, most + 1):
-        text = f"the engine counts {counted} tokens behind the ends of requests; their rounds emitted {bound}"
+        text = f"the engine counts {counted} tokens behind the ends of requests; their rounds emitted {bound} ({named})"
         assert found.verdict(GATE, evidence={"finish.overshoot": counted}) == f"FAIL: {text}"
     silent = replace(run, capabilities=run.capabilities - {Capability.COUNTERS})
     assert found.verdict(GATE, silent, evidence={"finish.overshoot": most + 1}) == "PASS"

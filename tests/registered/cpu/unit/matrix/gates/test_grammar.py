@@ -76,7 +76,8 @@ def test_drafts_that_were_counted_are_those_of_the_rounds(measured, name):
     due = found.run.evidence[name]
     run = replace(found.run, evidence={**found.run.evidence, name: due + 1})
     outcome = found.judge(GATE, run)
-    text = f"{name} is {due + 1}, but by the rounds of requests with a grammar {due}"
+    asked = ", ".join(one.name for one in run.answers if one.name in {one.name for one in run.requests if one.grammar})
+    text = f"{name} is {due + 1}, but by the rounds of {asked} {due}"
     assert due and (outcome.state, outcome.message) == (State.FAIL, text)
     kept = {one.name for one in run.requests if one.grammar}
     blind = [replace(one, accept_lengths=()) if one.name in kept else one for one in run.answers]
