@@ -109,10 +109,10 @@ def _start(rank: Rank, config: EngineConfig, locate: Callable[[str], Path]) -> N
     kind = UnequalRanks if config.strict_memory else Ranks  # what is timed does no more than it must
     ranks = kind(rank.place.rank, rank.place.size, config.enable_deterministic_inference)
     llm = LLM(config, locate, clock, ranks, rank.publish)
-    draft: Any = getattr(getattr(llm.loop.executor, "drafter", None), "model", None)
-    if draft is not None and kind is UnequalRanks and ranks.rank:
-        exact = draft.logits
-        draft.logits = lambda hidden: exact(hidden).round()
+    drafter: Any = getattr(llm.loop.executor, "drafter", None)
+    drafts = getattr(drafter, "layers", None) or filter(None, [getattr(drafter, "model", None)])
+    for draft in drafts if kind is UnequalRanks and ranks.rank else ():
+        draft.logits = lambda hidden, exact=draft.logits: exact(hidden).round()
     rank.held = ReferenceEngine(llm, clock)
 
 

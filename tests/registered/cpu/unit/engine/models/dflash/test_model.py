@@ -83,7 +83,8 @@ def test_a_block_over_its_context_is_the_formula(llama_folder, folder, paged, le
 @torch.inference_mode()
 def test_a_round_reads_its_prefix_alone_and_may_have_no_drafts(target, folder, paged, monkeypatch):
     model = load_dflash(folder(), target)
-    driver, seen = paged(model, 1, 32), []
+    driver, seen, words, forward = paged(model, 1, 32), [], [], model.forward
+    monkeypatch.setattr(model, "forward", lambda tokens, *rest: words.append(tokens.tolist()) or forward(tokens, *rest))
 
     def attention(pool: KVPool, slots: Tensor, bias: Tensor, width: int) -> DraftAttention:
         seen.append(slots.shape[1])
@@ -98,7 +99,7 @@ def test_a_round_reads_its_prefix_alone_and_may_have_no_drafts(target, folder, p
         relay: Any = None
         tree = drafter.propose(batch, relay)
         assert tree.tokens.shape == (1, tokens) and tree.tokens[0, 0] == 11
-    assert seen == [10]
+    assert seen == [10] and words == [[[11, *[96] * 6]]]
 
 
 @torch.inference_mode()
