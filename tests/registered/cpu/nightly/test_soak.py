@@ -9,6 +9,7 @@ from itertools import repeat
 import pytest
 import torch
 
+from specmatrix.engine.spec.autoregressive import AutoregressiveDrafter
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.gates.leaks import LeaksGate
@@ -74,3 +75,19 @@ def test_a_thousand_requests_leave_nothing_and_cost_what_they_need():
     assert last["evicted"] > 100 and last["reused"] > 1000 and found[-1][1].numbers["sent"] == 1000
     assert sum(max(0, len(one.rounds) - 1) for one in served) - len(texts.known) > 500
     assert sum(length > 1 for one in served for length in one.rounds) > 1000
+
+
+@pytest.mark.nightly
+def test_drafts_that_get_worse_with_an_engines_age_are_found(monkeypatch):
+    propose, rounds = AutoregressiveDrafter.propose, []
+
+    def aged(self, batch, relay):
+        tree = propose(self, batch, relay)
+        rounds.append(tree)
+        worse = torch.cat((tree.tokens[:, :1], tree.tokens[:, 1:] * 0), 1)
+        return tree._replace(tokens=worse) if len(rounds) > 200 else tree
+
+    monkeypatch.setattr(AutoregressiveDrafter, "propose", aged)
+    with pytest.raises(AssertionError, match="verify round 1 of r"):
+        soaked(rounds=3, count=100)
+    assert len(rounds) > 200
