@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from specmatrix.engine.spec.autoregressive import AutoregressiveDrafter
+from specmatrix.engine.spec.parallel import ParallelDrafter
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.gates.leaks import LeaksGate
@@ -24,7 +25,7 @@ from specmatrix.matrix.workloads.questions import questions as rows
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 
-CELL = "eagle3.s3.v2.p4.m4.burst"
+CELLS = {"eagle3.s3.v2.p4.m4.burst": AutoregressiveDrafter, "eagle3.s3.parallel.mixed_lengths": ParallelDrafter}
 TEXTS = 16
 MEMORY = 560  # tokens: four requests, and the texts of as many again
 
@@ -49,11 +50,13 @@ def questions(seed: int, count: int) -> list[RequestSpec]:
     return requests
 
 
-def soaked(rounds: int, count: int) -> tuple[list[tuple[Outcome, Outcome, Outcome]], tuple[Served, ...], SameTexts]:
+def soaked(
+    cell: str, rounds: int, count: int
+) -> tuple[list[tuple[Outcome, Outcome, Outcome]], tuple[Served, ...], SameTexts]:
     """The verdicts of `schedule`, `leaks` and `ledger` after each round of requests on one engine, all requests, and
     what their rounds were, of which none is apart from an earlier one."""
     torch.set_num_threads(1)
-    prepared, subject = prepare(Cell.from_id(CELL)), ReferenceSubject()
+    prepared, subject = prepare(Cell.from_id(cell)), ReferenceSubject()
     engine = subject.start_engine(replace(prepared.configuration, max_total_tokens=MEMORY))
     history: tuple[Served, ...] = ()
     found, texts = [], SameTexts()
@@ -67,8 +70,9 @@ def soaked(rounds: int, count: int) -> tuple[list[tuple[Outcome, Outcome, Outcom
 
 
 @pytest.mark.nightly
-def test_a_thousand_requests_leave_nothing_and_cost_what_they_need():
-    found, served, texts = soaked(rounds=10, count=100)
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_thousand_requests_leave_nothing_and_cost_what_they_need(cell):
+    found, served, texts = soaked(cell, rounds=10, count=100)
     for outcomes in found:
         assert [(outcome.state, outcome.message) for outcome in outcomes] == [(State.PASS, "")] * 3
     last = found[-1][0].numbers
@@ -78,8 +82,9 @@ def test_a_thousand_requests_leave_nothing_and_cost_what_they_need():
 
 
 @pytest.mark.nightly
-def test_drafts_that_get_worse_with_an_engines_age_are_found(monkeypatch):
-    propose, rounds = AutoregressiveDrafter.propose, []
+@pytest.mark.parametrize(("cell", "drafter"), CELLS.items())
+def test_drafts_that_get_worse_with_an_engines_age_are_found(monkeypatch, cell, drafter):
+    propose, rounds = drafter.propose, []
 
     def aged(self, batch, relay):
         tree = propose(self, batch, relay)
@@ -87,7 +92,7 @@ def test_drafts_that_get_worse_with_an_engines_age_are_found(monkeypatch):
         worse = torch.cat((tree.tokens[:, :1], tree.tokens[:, 1:] * 0), 1)
         return tree._replace(tokens=worse) if len(rounds) > 200 else tree
 
-    monkeypatch.setattr(AutoregressiveDrafter, "propose", aged)
+    monkeypatch.setattr(drafter, "propose", aged)
     with pytest.raises(AssertionError, match="verify round 1 of r"):
-        soaked(rounds=3, count=100)
+        soaked(cell, rounds=3, count=100)
     assert len(rounds) > 200
