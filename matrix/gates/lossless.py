@@ -195,8 +195,8 @@ class LosslessGate(PackageGate):
         )
         numbers = {**outcome.numbers, "scored_prompts": len(scored), "prompt_nats": worst}
         if outcome.state is State.PASS and exact and worst > self.thresholds["oracle_nats"]:
-            text = f"a log-probability of the prompt of {name} differs from the oracle's by {worst:.2g} nats, at token {at}"
-            return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(name))
+            text = f"a log-probability of the prompt of {name} differs from the oracle's by {worst:.2g} nats"
+            return Outcome(self.name, State.FAIL, numbers, message=f"{text}, at token {at}", blame=Blame(name))
         return replace(outcome, numbers=numbers)
 
     def _against_rules(

@@ -307,8 +307,8 @@ def test_each_wrong_log_probability_of_a_prompt_is_seen(measured, altered, place
     nats = found.judge(gate, wrong).numbers["prompt_nats"]
     name = run.answers[place].name
     at = 5 if place == 0 and field == "prompt_logprobs" else len(run.answers[place].prompt_ids) - 1
-    text = f"FAIL: a log-probability of the prompt of {name} differs from the oracle's by {nats:.2g} nats, at token {at}"
-    assert nats > 1e-3 and found.verdict(gate, wrong) == text
+    text = f"FAIL: a log-probability of the prompt of {name} differs from the oracle's by {nats:.2g} nats"
+    assert nats > 1e-3 and found.verdict(gate, wrong) == f"{text}, at token {at}"
     holes = altered(wrong, place, **{field: (None, *[() if "top" in field else None] * 99)})
     assert found.judge(gate, holes).state is State.PASS, "`finish` sees what is missing"
 
