@@ -7,6 +7,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from specmatrix.kernels import batch_invariance, error_bounds, preconditions
@@ -21,6 +22,7 @@ from specmatrix.kernels.gated_delta import gated_delta
 from specmatrix.kernels.gather_rows import gather, scatter
 from specmatrix.kernels.matmul import matmul
 from specmatrix.kernels.paged_attention import paged_attention, plan_reads
+from specmatrix.kernels.rank_sum import BYTES, PeerMemory, rank_sum
 from specmatrix.kernels.reject_drafts import reject_drafts
 from specmatrix.kernels.rms_norm import rms_norm
 from specmatrix.kernels.rotary import rotary
@@ -79,6 +81,20 @@ def _chained(
     preconditions.contiguous("fused_linear", behind=behind, last=last)
     fused_linear(x, weight, out, Fusion(next_norm=NextNorm(scale, scaled, partial_sumsq)))
     return fused_linear(scaled, behind, last, Fusion(partial_sumsq, eps))
+
+
+def _summed(parts: Tensor, rank: int, out: Tensor, add: bool) -> Tensor:
+    """rank_sum on one device: the other ranks have stored their parts before, for the sum of the number `rank` + 1."""
+    preconditions.contiguous("rank_sum", parts=parts)
+    peers = PeerMemory(
+        rank, [torch.zeros(BYTES, dtype=torch.uint8, device=parts.device) for _ in range(parts.shape[1])]
+    )
+    peers.rounds.fill_(rank)
+    for other, part in enumerate(parts.unbind(1)):
+        if other != rank:
+            peers.half(other, rank + 1, part).copy_(part)
+            peers.flags(rank)[:, other] = rank + 1
+    return rank_sum(parts[:, rank].contiguous(), peers, out, add)
 
 
 def _kernel(
@@ -184,6 +200,7 @@ KERNELS: Final = (
         bound=error_bounds.masses,
         why="exponentials of float32 quotients, normalised",
     ),
+    _kernel(rank_sum, fast=_summed, writes=(2,), bound=lambda *_: 0.0, why="additions in one order, rounded alike"),
     _kernel(reject_drafts, why="token ids"),
     _kernel(verify_lengths),
 )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, distributed
 
 from specmatrix.errors import EngineError
+from specmatrix.kernels.rank_sum import BYTES, MAX_RANKS, PeerMemory, rank_sum
 
 T = TypeVar("T")
 
@@ -18,11 +19,11 @@ class Ranks:
 
     Every rank calls the same methods in the same order with tensors of equal shapes. They use the default group of
     torch.distributed, and no communication with a single rank. ordered: sums are taken in rank order for any shape, so
-    that a row's bits do not depend on the other rows.
+    that a row's bits do not depend on the other rows. peers: for small sums on GPUs, see `peer_memory`.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, ordered: bool = True) -> None:
-        self.rank, self.size, self.ordered = rank, size, ordered
+    def __init__(self, rank: int = 0, size: int = 1, ordered: bool = True, peers: PeerMemory | None = None) -> None:
+        self.rank, self.size, self.ordered, self.peers = rank, size, ordered, peers
 
     def parts(self, own: Tensor) -> list[Tensor]:
         """Every rank's tensor, in rank order; all have one shape."""
@@ -30,18 +31,19 @@ class Ranks:
         distributed.all_gather(found, own.contiguous())
         return found
 
-    def total(self, part: Tensor) -> Tensor:
-        """The sum over the ranks, bitwise equal on all of them; `part` may be overwritten."""
-        if self.size == 1:
-            return part
-        if not self.ordered:
+    def total(self, part: Tensor, onto: Tensor | None = None) -> Tensor:
+        """The sum over the ranks, bitwise equal on all of them, added to `onto` if given; `part` may be overwritten."""
+        if self.size > 1:
             part = part.contiguous()
-            distributed.all_reduce(part)
-            return part
-        total, *others = self.parts(part)
-        for other in others:
-            total += other
-        return total
+            if self.peers is not None and self.peers.fits(part):
+                return rank_sum(part, self.peers, part if onto is None else onto, add=onto is not None)
+            if self.ordered:
+                part, *others = self.parts(part)
+                for other in others:
+                    part += other
+            else:
+                distributed.all_reduce(part)
+        return part if onto is None else onto.add_(part)
 
     def joined(self, part: Tensor, dim: int = -1) -> Tensor:
         """The ranks' tensors concatenated."""
@@ -71,6 +73,23 @@ class Ranks:
         if isinstance(found, EngineError):
             raise found
         return cast("T", found)
+
+
+def peer_memory(rank: int, size: int) -> PeerMemory | None:
+    """Memory that the ranks of the default group, each with one GPU of this machine, map into each other's address
+    space; None if a GPU cannot access another's memory. All ranks call it."""
+    pairs = ((one, other) for one in range(size) for other in range(size) if one != other)
+    if size > MAX_RANKS or not all(torch.cuda.can_device_access_peer(one, other) for one, other in pairs):
+        return None
+    from torch.distributed import _symmetric_memory as symmetric_memory
+
+    own = symmetric_memory.empty(BYTES, dtype=torch.uint8, device=torch.device("cuda", rank))
+    handle = symmetric_memory.rendezvous(own, distributed.group.WORLD)
+    own.zero_()
+    buffers = [own if other == rank else handle.get_buffer(other, (BYTES,), torch.uint8) for other in range(size)]
+    found = PeerMemory(rank, buffers)
+    distributed.barrier()
+    return found
 
 
 ALONE: Final = Ranks()

@@ -72,7 +72,7 @@ class LinearOps(NamedTuple):
         """The same operations for layers that are split over ranks."""
         if ranks.size == 1:
             return self
-        return self._replace(add=lambda out, x, weight: out.add_(ranks.total(self.linear(x, weight))))
+        return self._replace(add=lambda out, x, weight: ranks.total(self.linear(x, weight), out))
 
     def hold(self, weight: Tensor) -> Tensor:
         """Register a weight for these products and return it. ConfigError if no form is row-invariant for its shape."""

@@ -20,7 +20,8 @@ import torch
 from torch import distributed
 
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
-from specmatrix.engine.device.collectives import Ranks
+from specmatrix.engine.device.collectives import Ranks, peer_memory
+from specmatrix.kernels.rank_sum import PeerMemory
 from specmatrix.remote import RemoteFailure, attempt
 
 # Messages of a rank: a record of its steps, the pickled value of a call (from rank 0 only; a RemoteFailure if it does
@@ -44,16 +45,18 @@ class RankSpec:
 
 @dataclass(slots=True)
 class Rank:
-    """A rank as seen by calls. held: state kept between calls, usually an engine. now: the caller's clock."""
+    """A rank as seen by calls. peers: as of `Ranks`. held: state kept between calls, usually an engine. now: the
+    caller's clock."""
 
     place: RankSpec
     publish: Callable[[StepDigest], None]
+    peers: PeerMemory | None = None
     held: Any = None
     now: float = 0.0
 
     def ranks(self, ordered: bool) -> Ranks:
         """The collectives of an engine's ranks, as seen by this rank."""
-        return Ranks(self.place.rank, self.place.size, ordered)
+        return Ranks(self.place.rank, self.place.size, ordered, self.peers)
 
 
 def run_rank(place: RankSpec, connection: Connection[Sent, Any]) -> None:
@@ -93,10 +96,13 @@ def _join(place: RankSpec, connection: Connection[Sent, Any]) -> Rank:
     torch.set_num_threads(place.threads)
     if place.device == "cuda":
         torch.cuda.set_device(place.rank)
+        # Nothing here uses NVLink multicast, which torch would set up.
+        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     else:
         # All ranks are on one machine, and the host name may resolve to another address.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     distributed.init_process_group(
         BACKENDS[place.device], init_method=place.meeting.as_uri(), rank=place.rank, world_size=place.size
     )
-    return Rank(place, lambda record: connection.send(("digest", record)))
+    peers = peer_memory(place.rank, place.size) if place.device == "cuda" else None
+    return Rank(place, lambda record: connection.send(("digest", record)), peers)

@@ -14,7 +14,14 @@ from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.parallel.client import RankedLLM
 from specmatrix.engine.parallel.group import RankGroup, RankLost, end_idle_group
 from specmatrix.matrix.zoo.registry import resolve_path
-from tests.support.rank_calls import LAST_WORDS, at_home, dies_in_a_round, hangs_in_a_round, raises_in_a_round
+from tests.support.rank_calls import (
+    LAST_WORDS,
+    at_home,
+    dies_in_a_round,
+    hangs_in_a_round,
+    raises_in_a_round,
+    sums_through_peers,
+)
 
 PROMPTS = ["Question: Ann has 3 pens and buys 4. How many pens has she?\nAnswer:", "Question: Tom has 12 apples."]
 PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)
@@ -60,6 +67,13 @@ def check_homes(size: int) -> None:
     said(ranked)
     assert ranked.group.call(at_home) > 40
     ranked.close()
+
+
+def check_sums(size: int) -> None:
+    """Sums through the ranks' memory have the bits of sums of gathered parts."""
+    group = RankGroup(size, DEVICE)
+    assert group.call(sums_through_peers) == 54
+    group.close()
 
 
 def check_tokens(size: int) -> None:

@@ -6,12 +6,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from multiprocessing.connection import wait
 
 import torch
 from torch import Tensor
 
 from specmatrix.engine.api import LLM
+from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.parallel.worker import Rank
 
 # Launches that a rank still takes part in before it leaves the others in the middle of a collective.
@@ -38,6 +40,36 @@ def at_home(rank: Rank) -> int:
     if elsewhere or others:
         raise RuntimeError(f"rank {rank.place.rank} has tensors on {sorted(elsewhere)} and memory on the GPUs {others}")
     return len(tensors)
+
+
+def sums_through_peers(rank: Rank) -> int:
+    """How many sums a rank has compared with those of gathered parts; it raises if one differs in a bit, at once or
+    replayed by a CUDA graph."""
+    assert rank.peers is not None
+    gathered, through = Ranks(rank.place.rank, rank.place.size), rank.ranks(ordered=False)
+    generator, compared = torch.Generator("cuda").manual_seed(rank.place.rank), 0
+    for dtype, rows in product((torch.float32, torch.float16, torch.bfloat16), (1, 3, 40)):
+        part = torch.randn(rows, 3100, generator=generator, device="cuda").to(dtype)
+        stream = torch.ones_like(part)
+        wanted = gathered.total(part.clone(), stream.clone())
+        for _ in range(3):
+            compared += _equal(through.total(part.clone(), stream.clone()), wanted)
+        graph, copy, out = torch.cuda.CUDAGraph(), part.clone(), stream.clone()
+        with torch.cuda.graph(graph):
+            copy.copy_(part)
+            out.copy_(stream)
+            through.total(copy, out)
+        for _ in range(3):
+            out.zero_()
+            graph.replay()
+            compared += _equal(out, wanted)
+    return compared
+
+
+def _equal(one: Tensor, other: Tensor) -> int:
+    if not torch.equal(one, other):
+        raise ValueError(f"{int((one != other).sum())} of {one.numel()} numbers differ in {one.dtype}")
+    return 1
 
 
 def dies_in_a_round(rank: Rank, prompts: list[str]) -> object:

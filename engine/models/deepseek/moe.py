@@ -90,7 +90,7 @@ class MoE:
         else:
             part = torch.zeros_like(x)
             self._add(part, h)
-            x += self.ranks.total(part)
+            self.ranks.total(part, x)
 
     def _add(self, x: Tensor, h: Tensor) -> None:
         """Add this rank's part of every expert."""

@@ -17,6 +17,7 @@ from tests.support.gpu_ranks import (
     check_homes,
     check_loss,
     check_raise,
+    check_sums,
     check_tokens,
     said,
     spare_ends,
@@ -30,6 +31,10 @@ spare_ends = pytest.fixture(scope="module", autouse=True)(spare_ends)
 
 def test_ranks_hold_their_tensors_on_their_own_gpus():
     check_homes(SIZE)
+
+
+def test_sums_through_the_ranks_memory_have_the_bits_of_sums_of_gathered_parts():
+    check_sums(SIZE)
 
 
 def test_two_gpus_generate_what_one_generates():
