@@ -22,10 +22,10 @@ from torch.nn.functional import pad
 from specmatrix.kernels import preconditions
 from specmatrix.kernels.dot import dot, wide
 from specmatrix.kernels.paged_attention import ALIGNED
-from specmatrix.kernels.pdl import begin, launch
+from specmatrix.kernels.pdl import SHARED_MEMORY, begin, launch, supports_pdl
 
 SPLIT = 256
-# Splits that are prefetched while one is merged.
+# Splits that are loaded ahead while one is merged, and tiles of keys while one is multiplied.
 AHEAD = 4
 # Keys per split for few requests in non-deterministic mode.
 SHORT = 128
@@ -34,6 +34,8 @@ WIDE_TILE = 32
 LOG2_E = 1.4426950408889634
 # Number of programs that fills a GPU without a program per split.
 FULL = 264
+# Programs of a non-deterministic step with a program per split.
+MOST = 330
 # Number of query tiles from which a step is a prefill, whose early tiles see few of the keys.
 CAUSAL = 8
 
@@ -104,17 +106,25 @@ def shape(head_dim: int, value_dim: int, size: int, group: int) -> AttentionShap
     return AttentionShape(WIDE_TILE, 128 if (d1 + d2) * size <= 256 else 64, d1, d2, warps=4, stages=2)
 
 
-def quick(tile: AttentionShape, rows: int, length: int, pairs: int) -> tuple[AttentionShape, int]:
-    """The tile and the keys per split of a non-deterministic step whose queries fit into one tile.
+def quick(tile: AttentionShape, rows: int, length: int, pairs: int, memory: int) -> tuple[AttentionShape, int]:
+    """The tile and the keys per split of a non-deterministic step whose queries fit into one tile. memory: elements
+    that a program may load ahead.
 
-    Short splits while all programs fit on the GPU at once; else small tiles, for higher occupancy.
+    Splits are as short as MOST programs allow. A program of several tiles of keys loads as many ahead as fit, and with
+    more programs than that they hide each other's waiting.
     """
     if tile.d2 or tile.rows != WIDE_TILE:
         return tile, SPLIT
     few = tile._replace(rows=16 if rows <= 16 else WIDE_TILE)
-    if triton.cdiv(length, SHORT) * pairs <= FULL:
+    split = SHORT
+    while split < length and triton.cdiv(length, split) * pairs > MOST:
+        split *= 2
+    if split == SHORT:
         return few, SHORT
-    return few._replace(keys=64, warps=2), SPLIT
+    if pairs > MOST:
+        return few._replace(keys=64, warps=2), split
+    ahead = min(AHEAD + 1, memory // (64 * 2 * tile.d1))
+    return few._replace(keys=64, warps=8 if rows <= 16 and split > SPLIT else 2, stages=max(2, ahead)), split
 
 
 @triton.jit
@@ -289,7 +299,8 @@ def paged_attention(q: Tensor, cache: Tensor, reads: SplitReads) -> Tensor:
     tile = shape(head_dim, value_dim, q.element_size(), group)
     pairs, split = batch * reads.kv_heads, SPLIT
     if not reads.deterministic and width * group <= tile.rows:
-        tile, split = quick(tile, width * group, length, pairs)
+        memory = SHARED_MEMORY if supports_pdl(q.device) else SHARED_MEMORY // 2
+        tile, split = quick(tile, width * group, length, pairs, memory // q.element_size())
     tiles = triton.cdiv(width * group, tile.rows)
     splits = triton.cdiv(length, split)
     spread = splits > 1 and pairs * tiles < FULL

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from specmatrix.kernels.backend import check_interpreter
 from specmatrix.kernels.paged_attention import paged_attention, plan_reads
+from specmatrix.kernels.paged_attention.triton import MOST, SHORT, quick, shape
+from specmatrix.kernels.pdl import SHARED_MEMORY
+
+check_interpreter()
 
 
 def test_deterministic_sums_are_exact_in_float64_whatever_their_order():
@@ -24,3 +30,16 @@ def test_deterministic_sums_are_exact_in_float64_whatever_their_order():
     for seed in range(8):
         order = torch.randperm(length, generator=torch.Generator().manual_seed(seed))
         assert torch.equal(attended(order), first)
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("rows", [4, 24])
+@pytest.mark.parametrize("pairs", [1, 8, 64, 256, 512])
+@pytest.mark.parametrize("length", [128, 1152, 8320, 131072])
+def test_a_quick_step_has_as_many_programs_as_run_at_once_and_tiles_that_fit(length, pairs, rows, d):
+    tile, split = quick(shape(d, d, 2, 4), rows, length, pairs, SHARED_MEMORY // 2)
+    programs = -(-length // split) * pairs
+    assert programs <= max(MOST, pairs) and tile.rows >= rows and split % tile.keys == 0
+    # Half as long splits would be too many.
+    assert split == SHORT or -(-length // (split // 2)) * pairs > MOST
+    assert tile.stages >= 2 and tile.stages * tile.keys * 2 * tile.d1 * 2 <= max(SHARED_MEMORY, 2 * 64 * 4 * d)
