@@ -60,6 +60,8 @@ def device_seconds(run: Callable[[], object], device: str, repeated: int = 20) -
             return Timer("run()", globals={"run": run}).timeit(4).median
         from triton.testing import do_bench_cudagraph
 
+        # It calls on a stream of its own, which does not wait for what `run` reads.
+        torch.cuda.synchronize()
         milliseconds: float = do_bench_cudagraph(run, rep=repeated, return_mode="median")
         return milliseconds / 1e3
 

@@ -96,7 +96,7 @@ def drawn(one: Projection, known: Sequence[LinearTile]) -> list[LinearTile]:
 def _fits(found: LinearTile, one: Projection) -> bool:
     count = -(-one.columns // found.columns)
     return (
-        found.memory(one.what == "gate_up") <= MEMORY[True]
+        found.memory(one.what == "gate_up", early=True) <= MEMORY[True]
         and count * found.ranges >= tiles.PROGRAMS // 2
         and (found.ranges == 1 or (count <= MAX_TILES and one.depth >= found.ranges * tiles.MIN_RANGE // 2))
     )

@@ -17,6 +17,8 @@ ROWS: Final = (16, 32, 64)
 PROGRAMS, MIN_RANGE = 96, 512
 # Tiles of the widest projection that may be split along K.
 MAX_TILES: Final = 1024
+# Columns from which a tile is computed transposed.
+TURNED_COLUMNS: Final = 64
 # Shared memory per program, in bytes, where kernels launch early and where they do not.
 MEMORY: Final = {True: 227 * 1024, False: 96 * 1024}
 
@@ -37,9 +39,11 @@ class LinearTile(NamedTuple):
     stages: int
     late: bool = False
 
-    def memory(self, gated: bool) -> int:
-        """Shared memory of a program's loads in flight in bytes, for elements of 2 bytes."""
-        return 2 * (self.stages - 1) * self.depth * (self.rows + self.columns * (2 if gated else 1))
+    def memory(self, gated: bool, early: bool) -> int:
+        """Shared memory of a program's loads in bytes, for elements of 2 bytes. early: as of `tile`; Hopper's products
+        read their operands while the next stage is loaded."""
+        stages = self.stages - (self.columns < TURNED_COLUMNS or not early)
+        return 2 * stages * self.depth * (self.rows + self.columns * (2 if gated else 1))
 
 
 class Projection(NamedTuple):
@@ -94,8 +98,8 @@ def tile(one: Projection, card: str, early: bool) -> LinearTile:
     found, gated = known[nearest], one.what == "gate_up"
     if nearest != one and not gated:
         found = found._replace(ranges=ranges(one.columns, found.columns, one.depth))
-    per_stage = found._replace(stages=2).memory(gated)
-    return found._replace(stages=max(2, min(found.stages, 1 + MEMORY[early] // per_stage)))
+    fewer = (found._replace(stages=each) for each in range(found.stages, 1, -1))
+    return next((each for each in fewer if each.memory(gated, early) <= MEMORY[early]), found._replace(stages=2))
 
 
 def ranges(columns: int, width: int, depth: int) -> int:

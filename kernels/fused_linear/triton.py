@@ -20,6 +20,8 @@ from specmatrix.kernels.fused_linear import PART, Fusion, tiles
 from specmatrix.kernels.fused_linear.tiles import MAX_TILES, LinearTile
 from specmatrix.kernels.pdl import launch, signal, supports_pdl, wait
 
+TURNED_COLUMNS = tl.constexpr(tiles.TURNED_COLUMNS)
+
 
 @triton.jit
 def _read(
@@ -51,19 +53,26 @@ def _product(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GATED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The sums over first..stop-1 of K, clipped at its end, and with GATED those of the up projection. x: pointers to
-    the rows; weight: to the tile's columns."""
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    other = tl.zeros((ROWS, COLUMNS), tl.float32)
+    the rows; weight: to the tile's columns.
+
+    Tensor cores of Hopper read a left operand of at least 64 rows from shared memory, so the product of as many columns
+    is computed transposed.
+    """
+    TURNED: tl.constexpr = COLUMNS >= TURNED_COLUMNS
+    total = tl.zeros((COLUMNS, ROWS) if TURNED else (ROWS, COLUMNS), tl.float32)
+    other = tl.zeros((COLUMNS, ROWS) if TURNED else (ROWS, COLUMNS), tl.float32)
     for start in range(first, tl.minimum(stop, depth), DEPTH):
         k = start + tl.arange(0, DEPTH)
         inside = k < depth
         row = (k.to(tl.int64) * w_k)[:, None]
         a = tl.load(x[:, None] + k[None, :], mask=live[:, None] & inside[None, :], other=0.0)
         b = tl.load(weight[None, :] + row, mask=inside[:, None] & held[None, :], other=0.0)
-        total += dot(a, b, WIDE)
+        total += dot(tl.trans(b), tl.trans(a), WIDE) if TURNED else dot(a, b, WIDE)
         if GATED:
             c = tl.load(weight[None, :] + columns + row, mask=inside[:, None] & held[None, :], other=0.0)
-            other += dot(a, c, WIDE)
+            other += dot(tl.trans(c), tl.trans(a), WIDE) if TURNED else dot(a, c, WIDE)
+    if TURNED:
+        total, other = tl.trans(total), tl.trans(other)
     return total, other
 
 

@@ -21,5 +21,5 @@ def test_tiles_that_are_tried_fit_and_are_the_same_every_time(name, rows):
         assert found[0] == known and len(found) in (TRIES, TRIES + 1) and found == drawn(one, [known])
         for each in found:
             count = -(-one.columns // each.columns)
-            assert each.rows == rows and each.memory(one.what == "gate_up") <= tiles.MEMORY[True]
+            assert each.rows == rows and each.memory(one.what == "gate_up", early=True) <= tiles.MEMORY[True]
             assert each.ranges == 1 or (count <= tiles.MAX_TILES and one.what != "gate_up")

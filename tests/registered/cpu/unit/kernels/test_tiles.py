@@ -30,7 +30,7 @@ def test_tiles_fit_into_shared_memory_and_the_order_of_sums_is_the_same_where_la
         sides = {early: tiles.tile(one, card, early) for early in (True, False)}
         assert sides[True][:4] == sides[False][:4]
         for early, found in sides.items():
-            assert found.memory(gated) <= tiles.MEMORY[early] and found.stages >= 2
+            assert found.memory(gated, early) <= tiles.MEMORY[early] and found.stages >= 2
             assert found.rows == {1: 16, 16: 16, 17: 32, 33: 64, 64: 64}[rows] and found.columns % PART == 0
             count = -(-columns // found.columns)
             assert found.ranges == 1 or (count <= tiles.MAX_TILES and not gated)
