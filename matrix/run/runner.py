@@ -21,6 +21,7 @@ from specmatrix.matrix.cells.tiers import STARTS
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.gates.config import ConfigGate
 from specmatrix.matrix.gates.effective import nearest_first
+from specmatrix.matrix.gates.finish import FinishGate
 from specmatrix.matrix.gates.gate import Gate, Outcome, State
 from specmatrix.matrix.gates.occurrences import proven
 from specmatrix.matrix.gates.oracle import OracleGate, in_half
@@ -217,6 +218,10 @@ class Runner:
             self._drop()
             return judged(prepared, [self.stall(stalled)], engine)
         self._served = run.served
+        if refused := [one for one in run.answers if one.refusal and self.subject.profile.in_process]:
+            first = FailingRequest(FinishGate.name, refused[0].name, note=refused[0].refusal)
+            outcome = Outcome(first.gate, State.FAIL, message=f"{first.request} was refused: {first.note}")
+            return judged(prepared, [outcome], engine, run.evidence, command, first)
         if self.subject.profile.foreign:
             run = replace(run, resolved={**known_shape(prepared), **run.resolved})
             baseline = self._foreign_baseline(prepared, engine, command, run)

@@ -312,16 +312,16 @@ class Conversation:
                 self.progress.sent(len(self._encoded(request)), request.max_new_tokens)
             self.completing[request.name] = self.llm.generation([request.prompt], sampling(request))
             return
-        if here is None:
-            rid = self.llm.add(request.prompt, sampling(request))
-        elif here.resend:
-            rid = self.llm.add(self._history(here) + self._encoded(request), sampling(request))
-        else:
-            try:
+        try:
+            if here is None:
+                rid = self.llm.add(request.prompt, sampling(request))
+            elif here.resend:
+                rid = self.llm.add(self._history(here) + self._encoded(request), sampling(request))
+            else:
                 rid = self._turn(request, here)
-            except RequestError as refusal:  # a gate checks whether the refusal is right
-                self.refusals[request.name] = str(refusal)
-                return
+        except RequestError as refusal:  # a gate checks whether the refusal is right
+            self.refusals[request.name] = str(refusal)
+            return
         self.rids[request.name] = rid
         self.progress.sent(len(self.llm.request(rid).prompt), request.max_new_tokens)
         if request.abort_after is not None:

@@ -371,6 +371,10 @@ def test_refused_cell_passes_where_refused_and_fails_where_started_and_the_other
     assert started.state == "FAIL" and started.gates[0].message
     strict = runner(Other(replace(asked(Cell()), page_size=0))).run_cell(Cell.from_id("none.pair"))
     assert strict.state == "FAIL" and "page_size" in strict.gates[0].message
+    short = runner(Other(replace(asked(Cell()), context_length=20))).run_cell(Cell.from_id("none.pair"))
+    (gate,) = short.gates
+    assert (short.state, short.error, gate.name) == ("FAIL", None, "finish")
+    assert " was refused: prompt (" in gate.message and short.first_red.request == gate.message.split()[0]
 
 
 def test_a_gate_does_not_judge_a_subject_that_lacks_what_it_needs():

@@ -105,8 +105,12 @@ def test_the_trace_of_adaptive_steps_goes_back_to_the_start():
 def test_wrong_configuration_and_a_wrong_request_are_refused():
     with pytest.raises(ConfigError, match="model 'gpt' is neither a folder nor in the zoo"):
         ReferenceSubject().start_engine(EngineConfig("gpt"))
-    with pytest.raises(RequestError, match="max_new_tokens is 0"):
-        ReferenceSubject().start_engine(asked(Cell())).generate([RequestSpec("a", PROMPT, 0)])
+    refused, answered = (
+        ReferenceSubject()
+        .start_engine(asked(Cell()))
+        .generate([RequestSpec("a", PROMPT, 0), RequestSpec("b", PROMPT, 2)])
+    )
+    assert refused.refusal.startswith("max_new_tokens is 0") and len(answered.output_ids) == 2
 
 
 def in_session(name: str, session: str = "a", timeout: float | None = None, **fields: object) -> RequestSpec:
