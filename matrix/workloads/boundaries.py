@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from specmatrix.engine.core.config.asked import Resolved
 from specmatrix.matrix.cells.cell import Cell
@@ -83,15 +83,22 @@ def within_answers(cell: Cell, shape: Resolved, indices: Sequence[int], after: t
 
 def _crowd(cell: Cell, after: tuple[str, ...]) -> Iterator[RequestSpec]:
     """More requests than there are tables for grammars, each with a marker of its own, so that the last ones have
-    none; the first ends within its grammar, and beside the others a free one takes its row."""
+    none. The first two end within their grammars, and `g0.again` goes on in the first one's, while a free one takes a
+    row of theirs and one with another grammar looks for a table."""
     oracle, markers = oracle_of(cell.target), set[tuple[int, ...]]()
-    for at, text in enumerate([] if oracle is None else oracle.continuations[:CROWD]):
+    for at, text in enumerate([] if oracle is None else oracle.continuations[: CROWD + 1]):
         own = ((token, marker) for token in range(2, len(text)) if (marker := _marker(text, token)) not in markers)
         token, marker = next(own)
         markers.add(marker)
-        how = grammars()["tagged"][1].fields | {"reasoning_end_ids": marker}
-        yield RequestSpec(f"g{at}", prompt_of(questions()[at][0]), token + (SHORT if at else 3), after=after, **how)
-    yield RequestSpec("w1.0", prompt_of(questions()[CROWD][0]), SHORT, after=("g0",))
+        grammar = grammars()["ends"][ENDS.index("tagged")] if at == CROWD else grammars()["tagged"][1]
+        how: dict[str, Any] = grammar.fields | {"reasoning_end_ids": marker}
+        prompt, before = prompt_of(questions()[at][0]), after
+        if at == CROWD:
+            before = ("g0", "g1")  # the row of the first is free then, whatever the timing
+            yield RequestSpec("w1.0", prompt, SHORT, after=before)
+        yield RequestSpec(f"g{at}", prompt, token + {0: 1, 1: 5}.get(at, SHORT), after=before, **how)
+        if not at:
+            yield RequestSpec("g0.again", prompt, token + 2 * SHORT, after=after, **how)
 
 
 def _repeated(cell: Cell, shape: Resolved, indices: Sequence[int]) -> Iterator[_Asked]:
