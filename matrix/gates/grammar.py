@@ -87,9 +87,10 @@ class GrammarGate(PackageGate):
                 return Outcome(self.name, State.FAIL, numbers, message=text)
         if illegal or wrong:
             blame = [*illegal, *wrong][0]
-            counts = f"{len(illegal)} answers have an illegal token and {len(wrong)} are unreadable"
-            text = f"{counts}, first {blame.request}: {blame.note}"
-            return Outcome(self.name, State.FAIL, numbers, message=text, blame=blame)
+            text = (
+                f"{len(illegal)} answers have an illegal token and {len(wrong)} are unreadable, first {blame.request}"
+            )
+            return Outcome(self.name, State.FAIL, numbers, message=f"{text}: {blame.note}", blame=blame)
         for request in {request.grammar: request for request, _ in kept if prepared.subject == REFERENCE}.values():
             if fault := first_wrong_mask(request, crc32(f"{cell.id} {prepared.seed}".encode()), eos):
                 text = f"the grammar of {request.name}: {fault}"
@@ -146,8 +147,7 @@ def _changed(cell: Cell, request: RequestSpec, answer: Answer) -> bool:
     if oracle is None or request.temperature or not (known := oracle.continuation(free)):
         return False
     text = text_of(known)
-    shared = min(len(text), len(answer.text))
-    return text[:shared] != answer.text[:shared]
+    return not (text.startswith(answer.text) or answer.text.startswith(text))
 
 
 def _illegal(request: RequestSpec, answer: Answer, eos: frozenset[int]) -> Iterator[Blame]:

@@ -55,10 +55,6 @@ def _mismatch(group: Sequence[JournalRound], place: int, rounds: Sequence[tuple[
     reserved, width = group[0].reserved, group[0].width
     expected = "no further round"
     if place < len(rounds):
-        wanted = count(rounds[place][0], "request")
-        expected = f"{wanted} of width {rounds[place][1]} with {widest} positions reserved"
-    requests = count(len(group), "request")
-    return (
-        f"verify round {place} in the journal has {requests} of width {width} with {reserved} positions "
-        f"reserved; expected: {expected}"
-    )
+        expected = f"{count(rounds[place][0], 'request')} of width {rounds[place][1]} with {widest} positions reserved"
+    found = f"{count(len(group), 'request')} of width {width} with {reserved} positions reserved"
+    return f"verify round {place} in the journal has {found}; expected: {expected}"

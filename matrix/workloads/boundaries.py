@@ -92,9 +92,9 @@ def _crowd(cell: Cell, after: tuple[str, ...]) -> Iterator[RequestSpec]:
         markers.add(marker)
         grammar = grammars()["ends"][ENDS.index("tagged")] if at == CROWD else grammars()["tagged"][1]
         how: dict[str, Any] = grammar.fields | {"reasoning_end_ids": marker}
-        prompt, before = prompt_of(questions()[at][0]), after
+        # Behind both the row of the first is free, whatever the timing.
+        prompt, before = prompt_of(questions()[at][0]), ("g0", "g1") if at == CROWD else after
         if at == CROWD:
-            before = ("g0", "g1")  # the row of the first is free then, whatever the timing
             yield RequestSpec("w1.0", prompt, SHORT, after=before)
         yield RequestSpec(f"g{at}", prompt, token + {0: 1, 1: 5}.get(at, SHORT), after=before, **how)
         if not at:

@@ -175,9 +175,14 @@ def test_a_marker_is_plain_if_its_last_token_or_its_first_beginning_finds_it():
 
 
 def test_in_one_cell_more_grammars_run_than_there_are_tables_for():
-    """An engine keeps 16 tables, one for each grammar and marker."""
-    crowd = [one for one in workload(Cell.from_id(TAGGED), 0) if one.name[0] == "g"]
-    assert len({one.reasoning_end_ids for one in crowd}) == len(crowd) == 20
+    """An engine keeps 16 tables, one for each grammar and marker. One has two users, of which the first ends before
+    another grammar comes."""
+    *crowd, late = [one for one in workload(Cell.from_id(TAGGED), 0) if one.name[0] == "g"]
+    first, again, second = crowd[:3]
+    assert crowd.pop(1).reasoning_end_ids == first.reasoning_end_ids and late.after == (first.name, second.name)
+    assert first.max_new_tokens < second.max_new_tokens < again.max_new_tokens
+    assert late.structural_tag != first.structural_tag
+    assert len({one.reasoning_end_ids for one in (*crowd, late)}) - 1 == len(crowd) == 20
     assert len({(one.structural_tag, one.after) for one in crowd}) == 1 and grammar_of(*crowd[0].grammar).table
     assert not any(one.name[0] == "g" for one in workload(Cell.from_id(TAGGED.replace(".mixed.", ".")), 0))
 
