@@ -36,7 +36,7 @@ run: .venv/.ready
 	fi; exit $$status
 
 test: .venv/.tested
-	$(BIN)/python -m pytest tests/registered/cpu -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest tests/registered/cpu -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 quick: .venv/.tested
 	$(BIN)/python -m pytest tests/registered/cpu/unit/engine/core -n $(WORKERS)

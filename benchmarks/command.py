@@ -12,10 +12,9 @@ from typing import Any, Final
 
 from specmatrix.benchmarks.metric import Metric
 from specmatrix.errors import ConfigError, shown
-from specmatrix.reports.atomic import check_place, write_text
-from specmatrix.reports.render.console import print_markdown
+from specmatrix.reports.render.console import print_markdown, waiting
 from specmatrix.reports.render.markup import markdown
-from specmatrix.reports.render.progress import waiting
+from specmatrix.reports.store import check_place, write_text
 
 # Rounds on a GPU, a search of tiles, and gated delta nets.
 GROUPS: Final = ("gpu", "tune", "delta")

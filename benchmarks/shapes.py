@@ -12,9 +12,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specmatrix.matrix.zoo.eagle_net import EagleNet, Shared
-from specmatrix.matrix.zoo.recipes import RECIPES
-from specmatrix.matrix.zoo.registry import resolve_path
+from specmatrix.matrix.zoo.heads import EagleNet, Shared
+from specmatrix.matrix.zoo.registry import RECIPES, resolve_path
 
 DRAFT_VOCAB: Final = 32_000
 # The positions of Llama 3.1 and 3.2.

@@ -22,16 +22,16 @@ from specmatrix.extras import require
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.tiers import STARTS, TIMED, Tier, repro, visible_gpus
 from specmatrix.matrix.cells.tiers import tier as find_tier
-from specmatrix.matrix.cover.order import stored_ranks
+from specmatrix.matrix.cover.selection import stored_ranks
 from specmatrix.matrix.faults.command import select as select_faults
-from specmatrix.matrix.faults.loader import delays
+from specmatrix.matrix.faults.fault import delays
 from specmatrix.matrix.faults.plant import planted
 from specmatrix.matrix.gates.same_texts import SameTexts
 from specmatrix.matrix.run.explain import Explain
 from specmatrix.matrix.run.waivers import file_option
 from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.workloads.subset import Subset
-from specmatrix.reports.render.progress import counting
+from specmatrix.reports.render.console import counting
 from specmatrix.reports.schema import CellResult, WaiverRule, is_red
 from specmatrix.reports.wording import shorten
 from specmatrix.user_file import named_files

@@ -30,7 +30,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.tiers import TIMED, VISIBLE
 from specmatrix.matrix.run.explain import Explain
-from specmatrix.matrix.run.record import lost
+from specmatrix.matrix.run.provenance import lost
 from specmatrix.matrix.run.waivers import waive
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.schema import REFERENCE, CellResult, WaiverRule

@@ -11,8 +11,7 @@ from typing import Any, Final
 from specmatrix.ci.planner import Shard, ShardPlan, shard_plan
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.tiers import tier as find_tier
-from specmatrix.matrix.cover.order import measured_seconds
-from specmatrix.matrix.cover.selection import chosen_cells
+from specmatrix.matrix.cover.selection import chosen_cells, measured_seconds
 from specmatrix.reports.render.console import print_answer
 from specmatrix.reports.wording import count, duration
 

@@ -2,9 +2,9 @@
 
 Cells with the same start key form a group, because one engine start serves them all. Groups longer than SPLIT average
 shards are split; then each group goes to the shortest shard: first those with ranked cells, which find most faults
-(`matrix/cover/order.py`), by rank, then the others, longest first (LPT). On a CPU, where an engine starts in a tenth of
-a second, the cells of the first ALONE ranks are groups of their own: the others of their start would keep the next
-ranks waiting. Executors only read the plan; workers of one machine take the groups from one queue, in the order of
+(`matrix/cover/selection.py`), by rank, then the others, longest first (LPT). On a CPU, where an engine starts in a
+tenth of a second, the cells of the first ALONE ranks are groups of their own: the others of their start would keep the
+next ranks waiting. Executors only read the plan; workers of one machine take the groups from one queue, in the order of
 their planned beginnings.
 """
 

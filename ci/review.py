@@ -14,7 +14,6 @@ from specmatrix.files import read_text
 from specmatrix.matrix.cover.selection import base_name
 from specmatrix.matrix.run.executed_lines import changed_lines, suspects
 from specmatrix.plain_text import as_given
-from specmatrix.reports.atomic import check_place, held, write_text
 from specmatrix.reports.compare import compare, read_acknowledgements
 from specmatrix.reports.render.review import (
     Annotation,
@@ -28,7 +27,7 @@ from specmatrix.reports.render.review import (
 )
 from specmatrix.reports.render.run import view
 from specmatrix.reports.schema import REFERENCE, ReportError
-from specmatrix.reports.store import Report, load
+from specmatrix.reports.store import Report, check_place, held, load, write_text
 from specmatrix.reports.summary import CPU_TIER
 from specmatrix.reports.wording import count, ranges
 

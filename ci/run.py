@@ -1,4 +1,7 @@
-"""`specmatrix run`: cells over worker processes, and the report of what they found."""
+"""`specmatrix run`: cells over worker processes, and the report of what they found.
+
+`specmatrix merge`: the reports of all shards of a run as one report.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,20 @@ from msgspec.structs import replace
 from specmatrix.ci.cell_runs import CellRuns, cell_runs
 from specmatrix.ci.planner import of_shard
 from specmatrix.ci.run_options import RunOptions
-from specmatrix.ci.variants import MAX_SECONDS, causes
+from specmatrix.ci.shrink import MAX_SECONDS, causes
 from specmatrix.errors import ConfigError, shown
 from specmatrix.extras import require
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.cells.tiers import TIMED, check_parallel, check_seed, visible_gpus
 from specmatrix.matrix.cells.tiers import tier as find_tier
-from specmatrix.matrix.cover.order import cheaper_stage, measured_seconds
-from specmatrix.matrix.cover.selection import chosen_cells
+from specmatrix.matrix.cover.selection import cheaper_stage, chosen_cells, measured_seconds
 from specmatrix.matrix.gates.registry import all_gates, applied_gates
+from specmatrix.matrix.gates.same_texts import SameTexts
 from specmatrix.matrix.run.executed_lines import Lines, own_change, suspects
 from specmatrix.matrix.run.explain import Explain
 from specmatrix.matrix.run.plugins import load_algorithm_plugin
-from specmatrix.matrix.run.provenance import run_header
+from specmatrix.matrix.run.provenance import merged_host, run_header
 from specmatrix.matrix.run.running_cells import listing
 from specmatrix.matrix.run.waivers import load_waivers
 from specmatrix.matrix.subjects.protocol import Subject
@@ -36,12 +39,12 @@ from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.options import WORKERS
-from specmatrix.reports.atomic import check_place
 from specmatrix.reports.render.run import RunView, write_explained, write_run
 from specmatrix.reports.render.terminal import show_run
 from specmatrix.reports.schema import REFERENCE, REPORT_FILE, Cause, CellResult, Header, ShardRecord, WaiverRule, is_red
+from specmatrix.reports.schema import Json as JsonValue
 from specmatrix.reports.stats import MIN_VALUES
-from specmatrix.reports.store import PARTIAL_FILE, ReportWriter, load
+from specmatrix.reports.store import PARTIAL_FILE, Report, ReportWriter, check_place, load
 from specmatrix.reports.wording import count, ranges
 from specmatrix.stopping import Stopped
 
@@ -246,3 +249,81 @@ def failed_cells(source: Path, options: RunOptions, subject: str) -> list[Cell]:
     for cell in cells:
         expect(cell)
     return cells
+
+
+# Header fields in which shards may differ: when and where they ran, and which shard each is.
+OWN: Final = ("created", "host", "shard")
+
+
+def merge(reports: list[Path], out: Path, junit: Path | None = None, json_: bool = False) -> int:
+    """Write and print the report of the whole run; the exit status is that of the run.
+
+    ConfigError if the reports are not all shards of one run, or if `out` holds one of them.
+    """
+    shards = [load(source) for source in reports]
+    for report in shards:
+        if (out / REPORT_FILE).resolve() == report.path.resolve():
+            raise ConfigError(f"--out {out} holds one of the reports that are merged; name another folder")
+    header = merged_header(shards)
+    texts = SameTexts()
+    with ReportWriter(out, header) as writer:
+        for report in shards:
+            for cell in report:
+                writer.write(texts.judged(cell, last=True))
+        writer.not_run = [cell for report in shards for cell in report.not_run]
+        held = [report.gpu_seconds for report in shards]
+        writer.gpu_seconds = None if None in held else sum(filter(None, held))
+    with writer.read() as report:
+        view = write_run(report)
+    show_run(view, out, (), json_, junit)
+    return int(view.verdict != "green")
+
+
+def merged_header(reports: Sequence[Report]) -> Header:
+    """The header of the whole run. ConfigError if a shard is missing or there twice, or if the runs differ."""
+    first = reports[0]
+    for report in reports:
+        for name in (name for name in Header.__struct_fields__ if name not in OWN):
+            _same(first, report, name, getattr(first.header, name), getattr(report.header, name))
+    shards = [_shard(report) for report in reports]
+    for report, shard in zip(reports, shards, strict=True):
+        _same(first, report, "shards", shards[0].count, shard.count)
+        _same(first, report, "selected cells", (shards[0].cells, shards[0].digest), (shard.cells, shard.digest))
+    numbers = [shard.number for shard in shards]
+    count = shards[0].count
+    for number in range(1, count + 1):
+        if number not in numbers:
+            raise ConfigError(f"shard {number}/{count} is missing; merge takes the reports of all shards")
+        if numbers.count(number) > 1:
+            paths = [str(report.path) for report, own in zip(reports, numbers, strict=True) if own == number]
+            raise ConfigError(f"{paths[0]} and {paths[1]} are both shard {number}/{count}; give one of them")
+    _check_cells(reports, shards[0].cells)
+    hosts = [report.header.host for report in reports]
+    host = hosts[0] if all(one == hosts[0] for one in hosts) else merged_host(hosts)
+    return replace(first.header, shard=None, host=host, created=min(report.header.created for report in reports))
+
+
+def _shard(report: Report) -> ShardRecord:
+    if report.header.shard is None:
+        raise ConfigError(f"{report.path} is not a shard; run its cells with `specmatrix run --shard`")
+    return report.header.shard
+
+
+def _same(first: Report, other: Report, name: str, value: JsonValue, its: JsonValue) -> None:
+    if value != its:
+        text = f"{first.path} and {other.path} differ in {name}"
+        values = f": {value} and {its}" if isinstance(value, str | int) else ""
+        raise ConfigError(f"{text}{values}; merge takes the shards of one run")
+
+
+def _check_cells(reports: Sequence[Report], expected: int) -> None:
+    """ConfigError unless each cell is in exactly one shard; shards planned with different durations violate this."""
+    seen: dict[str, Report] = {}
+    for report in reports:
+        for cell in (*report.lines, *report.not_run):
+            if cell in seen:
+                where = f"{seen[cell].path} and {report.path}"
+                raise ConfigError(f"{where} both have cell {cell!r}; give every shard the same --durations")
+            seen[cell] = report
+    if len(seen) != expected:
+        raise ConfigError(f"the shards have {len(seen)} of {expected} cells; give every shard the same --durations")

@@ -7,8 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
 from specmatrix.engine.core.config.adaptive_file import EMA, STRATEGIES, THROUGHPUT, Slots
-from specmatrix.engine.core.draft.policy import AdaptivePolicy, PolicyFactory
-from specmatrix.engine.core.draft.throughput import ThroughputAware
+from specmatrix.engine.core.draft.throughput import AdaptivePolicy, PolicyFactory, ThroughputAware
 from specmatrix.errors import ConfigError, described, is_interrupt, shown
 
 GROUP: Final = "specmatrix.adaptive_policies"

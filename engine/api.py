@@ -16,9 +16,8 @@ from specmatrix.engine.core.config.asked import EngineConfig, Resolved
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.memory.ledger import Entry
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
-from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams
+from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams, readable
 from specmatrix.engine.core.schedule.session import SessionParams, Sessions, Turn
-from specmatrix.engine.core.schedule.stop_rules import readable
 from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.grammar_compiler import GrammarCompiler
 from specmatrix.engine.life_cycle import LifeCycle

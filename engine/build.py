@@ -18,8 +18,8 @@ from specmatrix.engine.core.draft.verify_budget import COSTS, VerifyBudget
 from specmatrix.engine.core.memory.groups import page_groups
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
-from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
+from specmatrix.engine.core.observe.step_counter import Counters
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.step import StepPlan
 from specmatrix.engine.device.collectives import Ranks
@@ -39,14 +39,21 @@ from specmatrix.engine.device.pool import StatePool
 from specmatrix.engine.device.slot_table import SlotTable
 from specmatrix.engine.device.staging import StagingRing
 from specmatrix.engine.device.sync_counter import SyncCounter
-from specmatrix.engine.device_step import DeviceStep, GuardedStep, Step
-from specmatrix.engine.executor import DeviceExecutor, InFlight, StepRunner
+from specmatrix.engine.device_step import (
+    AuditedStep,
+    DeviceExecutor,
+    DeviceStep,
+    GuardedStep,
+    InFlight,
+    RankDigest,
+    Step,
+    StepRunner,
+)
 from specmatrix.engine.loop import Loop
 from specmatrix.engine.memory_budget import afford
 from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.models.loader import facts, load_target
 from specmatrix.engine.models.tokenizer import Detokenizer, Tokenizer
-from specmatrix.engine.rank_digest import AuditedStep, RankDigest
 from specmatrix.engine.spec.builders import (
     BuildContext,
     Locate,

@@ -1,30 +1,41 @@
-"""The device work of a step: a prefill, or a round that proposes, verifies, compacts, absorbs and relays."""
+"""The device work of a step: a prefill, or a round that proposes, verifies, compacts, absorbs and relays.
+
+Runs plans on the device. A launch reads nothing from the device; `collect` waits for a step and reads it.
+
+Checks are layers of a stack that `engine.build` assembles: a step wraps another step to check it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from itertools import chain
-from typing import Final, Protocol
+from typing import Final, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
+from specmatrix.engine.core.memory.ledger import Ledger
+from specmatrix.engine.core.observe.rank_agreement import PLAN, RESULT, StepDigest, digest
+from specmatrix.engine.core.observe.step_counter import Counters, Delivery
 from specmatrix.engine.core.schedule.step import StepPlan, StepResult
 from specmatrix.engine.device.batch import StepBatch, VerifyResult, past, tree_bias
 from specmatrix.engine.device.collectives import Ranks
+from specmatrix.engine.device.cuda_graphs import CudaGraphs, GraphShape, pad_kv_len
 from specmatrix.engine.device.grammar_masks import GrammarMasks
 from specmatrix.engine.device.kv_groups import KVGroups
 from specmatrix.engine.device.logit_rules import LogitRules, NodeContext, without_unlikely
 from specmatrix.engine.device.relay import DraftState, Relay
 from specmatrix.engine.device.sampling import SamplingRows, chosen_logprobs, pick, top_logprobs
-from specmatrix.engine.device.staging import StepOutput, integers
+from specmatrix.engine.device.staging import Staged, StagingRing, StepOutput, integers
 from specmatrix.engine.models.causal_lm import CausalLM
-from specmatrix.engine.spec.drafter import DraftHooks, DraftTree, shared_chain, shift_left
+from specmatrix.engine.spec.drafter import AgreedDrafts, Drafter, DraftHooks, DraftTree, shared_chain, shift_left
 from specmatrix.engine.spec.guard import Guard
 from specmatrix.engine.spec.verify import verify
-from specmatrix.errors import NotFiniteError
+from specmatrix.errors import EngineBug, KernelError, NotFiniteError
 
 # Number of prompt positions whose logits are computed at once for prompt log-probabilities.
 SCORED: Final = 256
@@ -271,3 +282,175 @@ def _pairs(ids: Tensor | None, values: Tensor | None) -> list[list[list[tuple[in
         return None
     rows = zip(ids.tolist(), values.tolist(), strict=True)
     return [[list(zip(*column, strict=True)) for column in zip(*row, strict=True)] for row in rows]
+
+
+class InFlight(NamedTuple):
+    """A launched step: its plan, and its output being copied to the host."""
+
+    plan: StepPlan
+    staged: Staged
+
+
+class DeviceExecutor:
+    """Holds every device buffer; makes no decisions.
+
+    plain: the innermost step. step: the whole stack of steps. run: runs the stack. around: a context entered around
+    every launch. drafter and guard are parts of the stack, exposed for readback.
+    """
+
+    def __init__(
+        self,
+        plain: DeviceStep,
+        step: Step,
+        run: StepRunner,
+        staging: StagingRing,
+        *,
+        drafter: Drafter,
+        guard: Guard | None = None,
+        around: AbstractContextManager[None] | None = None,
+    ) -> None:
+        self.plain, self.step, self.run, self.staging = plain, step, run, staging
+        self.target, self.kv, self.relay, self.ranks = plain.target, plain.kv, plain.relay, plain.ranks
+        self.drafter, self.guard = drafter, guard
+        self._around = nullcontext() if around is None else around
+        # Shared by all steps: a decorator would create one per call. The caller's autocast would change results.
+        self._inference = torch.inference_mode()
+        self._exact = torch.autocast(self.relay.length.device.type, enabled=False)
+
+    @property
+    def graphs(self) -> CudaGraphs | None:
+        """The CUDA graphs; None if rounds run without them."""
+        return self.run.graphs
+
+    def launch(self, plan: StepPlan) -> InFlight:
+        """Launch a step without waiting for the device. Raises KernelError if the device failed."""
+        with _device_errors(), self._inference, self._exact, self._around:
+            self.kv.extend(plan.rows)
+            self.relay.admit(plan.rows)
+            if plan.budget is not None:
+                self.relay.budget.fill_(plan.budget)
+            if plan.prefill:
+                self.plain.rules.admit(plan.rows)
+                self.plain.masks.admit(plan.rows)
+            staged = self.staging.put(self.run(plan))
+            if plan.constrained:
+                self.plain.masks.launched(plan, staged)
+            return InFlight(plan, staged)
+
+    def collect(self, handle: InFlight) -> StepResult:
+        """Wait for a step and read it. Raises KernelError if the device failed, NotFiniteError if the target computed
+        NaN or infinite numbers."""
+        with _device_errors():
+            return self.step.read(self.staging.take(handle.staged))
+
+    def clear(self, free: Sequence[Sequence[int]]) -> None:
+        """Zero these pages, by KV group, in target and drafts."""
+        with _device_errors():
+            for group, pages in zip(self.kv.groups, free, strict=True):
+                for pool in group.pools:
+                    pool.clear(pages)
+
+    def drop(self) -> None:
+        """Forget the launched steps that were not collected."""
+        self.staging.drop()
+        self.plain.masks.drop()
+
+
+class ReleasedExecutor:
+    """The executor of an engine whose memory is released, which accepts no request."""
+
+    guard = drafter = None
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise EngineBug(f"the engine needs {name} while its memory is released")
+
+
+class StepRunner:
+    """Runs plans whose uploads have been started: rounds as CUDA graphs if there are `graphs`, everything else eagerly.
+
+    step: the whole stack of steps; plain: the innermost one."""
+
+    def __init__(self, step: Step, plain: DeviceStep, graphs: CudaGraphs | None = None) -> None:
+        self.step, self.graphs = step, graphs
+        self._table, self._relay, self._masks = plain.kv.full.table, plain.relay, plain.masks
+
+    def __call__(self, plan: StepPlan) -> StepOutput:
+        if self.graphs is None or plan.prefill:
+            return self._eager(plan)
+        # Adjusted logits use tensors that are created per batch, so their addresses are not fixed.
+        held = plan.adjusts or not self.step.repeatable
+        if len(plan.rows) > self.graphs.max_batch or held:
+            self.graphs.counters.hit("graph.eager")
+            return self._eager(plan)
+        return self._graphed(plan, self.graphs)
+
+    def _eager(self, plan: StepPlan) -> StepOutput:
+        return self.step.run(plan, StepBatch.of(plan, self._relay, self._table))
+
+    def _graphed(self, plan: StepPlan, graphs: CudaGraphs) -> StepOutput:
+        """Run a round as a CUDA graph. Padding requests use row 0, which owns no page and stays empty."""
+        table, relay = self._table, self._relay
+        rows, generations = graphs.set_rows([row.row for row in plan.rows], [row.generation for row in plan.rows])
+        width, padded_kv_len = plan.width, pad_kv_len(plan.bound, table.positions)
+        given = (rows, generations, width, padded_kv_len, relay, table)
+        relay.settle()
+
+        def whole_round() -> StepOutput:
+            output = self.step.run(plan, StepBatch.round(*given, plan.greedy))
+            relay.settle()
+            relay.length[:1].zero_()
+            return output
+
+        shape = GraphShape(plan.greedy, plan.logprobs, len(rows), width, padded_kv_len, self._masks.path(plan))
+        try:
+            output = graphs.run(shape, plan, whole_round)
+        except BaseException:
+            # A failed capture recorded the published tensors but never computed them.
+            relay.drop()
+            raise
+        return output.first(len(plan.rows))
+
+
+@contextmanager
+def _device_errors() -> Iterator[None]:
+    """Convert device errors to KernelError: not attributable to the current step, and no later step can be trusted."""
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        raise KernelError(f"the device failed: {' '.join(str(error).split())}") from error
+
+
+class RankDigest:
+    """Observes the loop: publishes digests of the ledger's journal and each plan before launch, and of each result."""
+
+    def __init__(self, ledger: Ledger, publish: Callable[[StepDigest], None], counters: Counters) -> None:
+        self._publish, self._counters = publish, counters
+        self._journal = blake2b(digest_size=8)
+        ledger.subscribe(lambda entry: self._journal.update(repr(entry).encode()))
+
+    def planned(self, plan: StepPlan, in_flight: int) -> None:
+        self._counters.hit("rank.step")
+        self._publish(StepDigest(PLAN, (self._journal.hexdigest(), digest(plan))))
+
+    def resolved(self, plan: StepPlan, result: StepResult, deliveries: Sequence[Delivery]) -> None:
+        tokens = [row[:count] for row, count in zip(result.tokens, result.counts, strict=True)]
+        self._publish(StepDigest(RESULT, (digest(tokens), digest(result.drafts), digest(result.draft_errors))))
+
+
+class AuditedStep:
+    """A step whose result also contains the drafts."""
+
+    def __init__(self, step: Step, drafts: AgreedDrafts) -> None:
+        self._step, self._drafts = step, drafts
+
+    @property
+    def repeatable(self) -> bool:
+        return self._step.repeatable
+
+    def run(self, plan: StepPlan, batch: StepBatch) -> StepOutput:
+        output = self._step.run(plan, batch)
+        return output._replace(drafts=self._drafts.take())
+
+    def read(self, output: StepOutput) -> StepResult:
+        result = self._step.read(output)
+        return result if output.drafts is None else result._replace(drafts=output.drafts.tolist())

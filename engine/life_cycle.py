@@ -14,7 +14,7 @@ import torch
 from specmatrix.engine.build import EngineSetup, known_facts, rebuild
 from specmatrix.engine.core.config.asked import EngineConfig, Facts, Resolved
 from specmatrix.engine.core.config.resolve import resolve
-from specmatrix.engine.executor import DeviceExecutor, InFlight, ReleasedExecutor
+from specmatrix.engine.device_step import DeviceExecutor, InFlight, ReleasedExecutor
 from specmatrix.engine.loop import Loop
 from specmatrix.engine.spec.drafter import Drafter
 from specmatrix.errors import ConfigError, RequestError, shown

@@ -17,13 +17,11 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Generic, TypeVar
 
 from specmatrix.engine.core.draft.verify_budget import survivals
-from specmatrix.engine.core.observe.counters import Counters
-from specmatrix.engine.core.observe.step_counter import Delivery, RowOutcome, StepCounter, StepObserver
+from specmatrix.engine.core.observe.step_counter import Counters, Delivery, RowOutcome, StepCounter, StepObserver
 from specmatrix.engine.core.schedule.grammar import NO_TOKEN_LEFT, NOTHING, UNSATISFIABLE
-from specmatrix.engine.core.schedule.request import Finish, OutputText, Phase, Request, TextStream
+from specmatrix.engine.core.schedule.request import Finish, OutputText, Phase, Request, StopRules, TextStream
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.step import Executor, Handle, PlanRow, StepPlan, StepResult
-from specmatrix.engine.core.schedule.stop_rules import StopRules
 from specmatrix.engine.interrupts import Interrupts
 from specmatrix.errors import EngineBug, EngineError, LedgerError, NotFiniteError, described
 

@@ -9,12 +9,12 @@ import torch
 
 from specmatrix.engine.core.config.asked import GIB
 from specmatrix.engine.core.draft.ngram_index import NgramOptions
-from specmatrix.engine.core.draft.suffix_cache import SuffixOptions
+from specmatrix.engine.core.draft.suffix_tree import SuffixOptions
 from specmatrix.engine.core.schedule.session import Sessions
-from specmatrix.engine.executor import DeviceExecutor, InFlight
+from specmatrix.engine.device_step import DeviceExecutor, InFlight
 from specmatrix.engine.loop import Loop
 from specmatrix.engine.spec.drafter import Drafter
-from specmatrix.engine.spec.suffix import SuffixDrafter
+from specmatrix.engine.spec.ngram import SuffixDrafter
 
 
 def running(loop: Loop[InFlight], sessions: Sessions, owned: int) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from dataclasses import replace
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.own_values import register_value
-from specmatrix.matrix.faults.fault import Fault
-from specmatrix.matrix.faults.loader import register_fault
+from specmatrix.matrix.faults.fault import Fault, register_fault
 from specmatrix.matrix.gates.gate import Blame, Outcome, State
 from specmatrix.matrix.gates.registry import register_gate
 from specmatrix.matrix.subjects.protocol import Capability, Run

@@ -17,8 +17,7 @@ from specmatrix.extras import require
 from specmatrix.files import read_bytes
 from specmatrix.json_text import reject_duplicates
 from specmatrix.reports.compare.rewrites import signature
-from specmatrix.reports.gate_numbers import GATES
-from specmatrix.reports.schema import MAX_SAID, REPORT_FILE, Json, ReportError
+from specmatrix.reports.schema import GATES, MAX_SAID, REPORT_FILE, Json, ReportError
 from specmatrix.reports.store import Report
 from specmatrix.reports.store import load as load_report
 from specmatrix.reports.wording import count, shorten, tested

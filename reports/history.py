@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from specmatrix.extras import require
-from specmatrix.reports.atomic import check_place, replaced
 from specmatrix.reports.lengths import positive
 from specmatrix.reports.schema import (
     CRASH,
@@ -25,7 +24,7 @@ from specmatrix.reports.schema import (
     ReportError,
     is_waived,
 )
-from specmatrix.reports.store import Report, load
+from specmatrix.reports.store import Report, check_place, load, replaced
 from specmatrix.reports.wording import count, failure, machine, shorten
 
 if TYPE_CHECKING:

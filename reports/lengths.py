@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from specmatrix.reports.gate_numbers import MAX_NUMBER
-from specmatrix.reports.schema import GateResult, Json
+from specmatrix.reports.schema import MAX_NUMBER, GateResult, Json
 from specmatrix.reports.stats import ROUNDING
 
 

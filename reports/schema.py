@@ -16,7 +16,7 @@ Numbers of a gate, where plots and comparisons read them (other gates may hold a
 - `speed`: `starts`, `turns` of each, `clock`, `device`, `gpus`, the lists of `speed.RATIOS` and the figures of
   `speed.FIGURES`; its interval is that of `speed_up`, None for one start
 
-Amounts examined (`gate_numbers.AMOUNTS`) and faults found (`FAULTS`) are integers unless listed above; a reader ignores
+Amounts examined (`AMOUNTS`) and faults found (`FAULTS`) are integers unless listed above; a reader ignores
 other types. The writer rejects inconsistent cells (`check_cell`), and the digest in the end line proves to the reader
 that the file is unmodified.
 """
@@ -26,12 +26,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from hashlib import blake2b
+from pathlib import Path
 from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
+import msgspec
 from msgspec import Meta, Struct, field
 from msgspec.json import encode
 
-from specmatrix.reports.gate_numbers import FAULTS, MAX_NUMBER
+# Upper bound of numbers that are summed or divided, so that results stay finite.
+MAX_NUMBER: Final = 10**9
+
+
+class GateNumbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A row of gate_numbers.yaml, which explains its fields."""
+
+    amounts: tuple[str, ...]
+    faults: tuple[str, ...]
+    compared: str = ""
+    unit: str = ""
+    shared: tuple[str, ...] = ()
+
+
+_ROWS: Final = Path(__file__).with_name("gate_numbers.yaml")
+NUMBERS: Final = msgspec.yaml.decode(_ROWS.read_bytes(), type=dict[str, GateNumbers])
+AMOUNTS: Final = {gate: row.amounts for gate, row in NUMBERS.items()}
+FAULTS: Final = {gate: row.faults for gate, row in NUMBERS.items()}
+GATES: Final = tuple(NUMBERS)
+
 
 SCHEMA: Final = 5
 REPORT_FILE: Final = "report.jsonl"

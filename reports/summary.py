@@ -13,11 +13,10 @@ from typing import Final, Literal
 
 from msgspec import structs
 
-from specmatrix.reports.atomic import write_text
 from specmatrix.reports.effective import Value, effective, word
-from specmatrix.reports.gate_numbers import NUMBERS
 from specmatrix.reports.lengths import number, positives
 from specmatrix.reports.schema import (
+    NUMBERS,
     RED_STATES,
     SCHEMA,
     SUMMARY_FILE,
@@ -32,7 +31,7 @@ from specmatrix.reports.schema import (
     is_waived,
 )
 from specmatrix.reports.stats import NORMAL, POWER, Z95, detectable_drop, zero_count_bound
-from specmatrix.reports.store import Report
+from specmatrix.reports.store import Report, write_text
 from specmatrix.reports.wording import count, duration
 
 

@@ -1,4 +1,7 @@
-"""Runs untrusted code in a process tree that dies with its parent."""
+"""Runs untrusted code in a process tree that dies with its parent.
+
+Results of calls in another process; any exception can be sent, even one that cannot be pickled.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,19 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from pickle import dumps, loads
 from socket import socketpair
 from threading import Thread, current_thread
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Literal, NamedTuple, TypeAlias
 from uuid import uuid4
 
 from specmatrix import HOME
+from specmatrix.errors import EngineError, described
 
 PROGRAM: Final = "specmatrix.child"
 # Runs a module of this package in another interpreter, which keeps its own versions of all other packages.
@@ -184,3 +190,59 @@ def start(
         process.stop()
         raise
     return process, connection
+
+
+# The value of a call, or the RemoteFailure of one that raised.
+Result: TypeAlias = tuple[Literal["done", "raised"], Any]
+
+
+class RemoteError(Exception):
+    """Stands for an exception of another process that does not survive pickling; has its type, text and traceback."""
+
+
+class RemoteFailure(NamedTuple):
+    """A serialised exception.
+
+    kind: its qualified type; text: type and message on one line; refusal: whether it is an EngineError; pickled: empty
+    if it does not pickle.
+    """
+
+    kind: str
+    text: str
+    trace: str
+    refusal: bool
+    pickled: bytes
+
+    @classmethod
+    def of(cls, error: Exception) -> RemoteFailure:
+        """Serialise any exception, even one whose `__str__` raises."""
+        try:
+            pickled = dumps(error)
+        except Exception:  # pickling runs the exception's own code
+            pickled = b""
+        trace = "".join(traceback.format_exception(error))
+        return cls(qualified(type(error)), described(error), trace, isinstance(error, EngineError), pickled)
+
+    def exception(self) -> Exception:
+        """Unpickle the exception; if that fails, return an EngineError or RemoteError with its text."""
+        try:
+            error = loads(self.pickled)
+        except Exception:  # unpickling runs the exception's own code
+            error = None
+        if isinstance(error, Exception) and isinstance(error, EngineError) == self.refusal:
+            return error
+        return EngineError(self.text) if self.refusal else RemoteError(f"{self.text}\n{self.trace}")
+
+
+def attempt(function: Callable[..., Any], *arguments: object) -> Result:
+    """Call a function. Returns its value, or a RemoteFailure after printing the traceback to this process's log."""
+    try:
+        return "done", function(*arguments)
+    except Exception as error:  # the caller handles it; this process remains usable
+        traceback.print_exc()
+        return "raised", RemoteFailure.of(error)
+
+
+def qualified(kind: type) -> str:
+    """A class's name with its module."""
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -24,8 +24,16 @@ from typing import Any, Final
 from specmatrix import HOME
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.protocol import EngineCommand, SubjectRequest
-from specmatrix.matrix.subjects.vllm.engine import COUNTERS, METRICS, PARTS, PLACES, VllmEngine, _sampling_params
-from specmatrix.matrix.subjects.vllm.lookups import CALLS, cache_of
+from specmatrix.matrix.subjects.vllm.engine import (
+    CALLS,
+    COUNTERS,
+    METRICS,
+    PARTS,
+    PLACES,
+    VllmEngine,
+    _sampling_params,
+    cache_of,
+)
 from specmatrix.matrix.subjects.vllm.subject import SuffixSubject, VllmSubject
 from specmatrix.matrix.workloads.prepared_cell import prepare
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.core.config.asked import GIB
-from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.observe.step_counter import Counters
 from specmatrix.engine.core.schedule.step import StepPlan, padded
 from specmatrix.engine.device.staging import StepOutput, integers
 

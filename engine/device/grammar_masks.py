@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor
 
-from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.observe.step_counter import Counters
 from specmatrix.engine.core.schedule.grammar import Constraint
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.step import PlanRow, StepPlan

@@ -15,13 +15,10 @@ from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.models.config import TARGET_ARCHITECTURES, ModelConfig, load_model_config
 from specmatrix.engine.models.deepseek.model import Deepseek
-from specmatrix.engine.models.dflash.markov import DSpark
-from specmatrix.engine.models.dflash.model import DFlash
-from specmatrix.engine.models.dflash.selector import DFlash2
+from specmatrix.engine.models.dflash.model import DFlash, DFlash2, DSpark
 from specmatrix.engine.models.draft_config import BLOCK_ARCHITECTURES, EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES
 from specmatrix.engine.models.eagle.formats import load_draft_config
-from specmatrix.engine.models.eagle.model import Eagle
-from specmatrix.engine.models.eagle3.model import Eagle3
+from specmatrix.engine.models.eagle.model import Eagle, Eagle3
 from specmatrix.engine.models.llama.model import Llama
 from specmatrix.engine.models.nextn.model import PredictionLayer, prediction_layers
 from specmatrix.engine.models.qwen3_next.config import HYBRID_ARCHITECTURES

@@ -17,11 +17,10 @@ from typing import Any, Final
 
 import torch
 
-from specmatrix.child_process import OUTPUT_TAIL, ChildProcess, start
+from specmatrix.child_process import OUTPUT_TAIL, ChildProcess, RemoteFailure, start
 from specmatrix.engine.core.observe.rank_agreement import Agreement, RankComparison
 from specmatrix.engine.parallel.worker import STACK_SIGNAL, Rank, RankSpec, Sent, run_rank
 from specmatrix.errors import EngineError, RequestError, is_interrupt, text_of
-from specmatrix.remote import RemoteFailure
 from specmatrix.temp_dir import TempDir
 
 # Seconds without a message from any rank: the first steps on a GPU compile kernels.

@@ -19,10 +19,10 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 from torch import distributed
 
+from specmatrix.child_process import RemoteFailure, attempt
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
 from specmatrix.engine.device.collectives import Ranks, peer_memory
 from specmatrix.kernels.rank_sum import PeerMemory
-from specmatrix.remote import RemoteFailure, attempt
 
 # Messages of a rank: a record of its steps, the pickled value of a call (from rank 0 only; a RemoteFailure if it does
 # not pickle), or the RemoteFailure of a call that raised.

@@ -12,7 +12,7 @@ from weakref import finalize
 from specmatrix.child_process import start
 from specmatrix.engine.models.config_reader import read_json
 from specmatrix.engine.server import chat_renderer, limits
-from specmatrix.engine.server.refusals import Busy
+from specmatrix.engine.server.limits import Busy
 from specmatrix.errors import ConfigError, RequestError
 from specmatrix.files import read_text
 

@@ -18,11 +18,10 @@ from uuid import uuid4
 from specmatrix.engine.api import LLM, Output, Prompt
 from specmatrix.engine.core.config.asked import Resolved
 from specmatrix.engine.core.schedule.grammar import UNSATISFIABLE
-from specmatrix.engine.core.schedule.request import Phase, Request, SamplingParams
+from specmatrix.engine.core.schedule.request import Phase, Request, SamplingParams, readable
 from specmatrix.engine.core.schedule.session import SessionParams
-from specmatrix.engine.core.schedule.stop_rules import readable
 from specmatrix.engine.server import limits
-from specmatrix.engine.server.refusals import Busy, Stopping
+from specmatrix.engine.server.limits import Busy, Stopping
 from specmatrix.errors import ConfigError, EngineError, RequestError, described, shown
 
 log = logging.getLogger("specmatrix.server")

@@ -1,29 +1,256 @@
-"""Checks that run before every route, and the limits of requests and connections (docs/engine.md, "Limits")."""
+"""Checks that run before every route, and the limits of requests and connections (docs/engine.md, "Limits").
+
+Errors with their HTTP status, and error bodies: OpenAI's format under /v1, SGLang's elsewhere.
+
+Decodes request bodies directly into types with bounded sizes, up to the first error, within milliseconds.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import hmac
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Final
+from typing import Any, Final, TypeVar
 
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from specmatrix.engine.server.refusals import (
-    Busy,
-    Disconnected,
-    Forbidden,
-    Refused,
-    Stopping,
-    TooLarge,
-    TooSlow,
-    Unauthorized,
-    answer,
-)
-from specmatrix.errors import shown
+from specmatrix import __version__
+from specmatrix.errors import MAX_VALUE, EngineError, RequestError, shown, text_of
+
+# Largest body, in bytes, in which an invalid value is looked up; for longer ones the error names only its path.
+SEARCHED: Final = 65536
+LISTED: Final = "what the OpenAPI description at /openapi.json lists"
+# msgspec's message, "Expected `int`, got `str` - at `$.rid[0]`", and this project's words for its types.
+MESSAGE: Final = re.compile(r"(.*?)(?: - at (`key` in )?`\$\.?(.*)`)?", re.DOTALL)
+WORDS: Final = {"str": "a string", "int": "an integer", "float": "a number", "array": "a list", "object": "an object"}
+REFERENCE: Final = "#/components/schemas/{name}"
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+class JsonBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A JSON object; unknown members, and values not exactly of the declared types, are rejected."""
+
+
+def absent() -> Any:  # noqa: ANN401 - a member of any type
+    """Declare a member for a feature that this engine lacks: its JSON text is kept undecoded."""
+    return msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
+
+
+async def read(http: Request, kind: type[Body]) -> Body:
+    """Read and decode the body of a request. RequestError unless it is JSON of this type."""
+    content = http.headers.get("content-type", "application/json")
+    if "json" not in content:
+        raise RequestError(f"Content-Type is {shown(content)}; allowed: application/json")
+    return decoded(await http.body(), kind)
+
+
+def decoded(raw: bytes | msgspec.Raw, kind: type[Body], within: str = "") -> Body:
+    """Decode a JSON text. RequestError unless it is of this type. within: name of the member that holds it."""
+    collects = gc.isenabled()
+    gc.disable()  # decoding a million lists would trigger many collections
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        raise RequestError(_sentence(str(error), raw, within)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the body is not JSON: {text_of(error)}") from None
+    except RecursionError:
+        raise RequestError("the body has too many lists and objects within each other") from None
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _sentence(message: str, raw: bytes | msgspec.Raw, within: str) -> str:
+    """Rewrite a msgspec message in this project's error format."""
+    found = MESSAGE.fullmatch(message)
+    assert found is not None
+    what, key = found[1], found[2] or ""
+    value = "wrong" if key else _value(found[3] or "", raw)
+    place = ".".join(filter(None, (within, found[3])))
+    if what.startswith("Object "):
+        name = text_of(f"{place}.{what.partition('`')[2][:MAX_VALUE].rstrip('`')}".strip("."))
+        return f"{name} is missing" if "missing" in what else f"{name} is unknown; allowed: {LISTED}"
+    kept = re.match(r"Expected (.*?)(, got .*)?$", what)
+    allowed = re.sub(r"`|\w+", lambda word: WORDS.get(word[0], word[0].strip("`")), kept[1]) if kept else LISTED
+    return f"{'a key of ' if key else ''}{place or 'the body'} is {value}; allowed: {allowed.replace(' |', ' or')}"
+
+
+def _value(place: str, raw: bytes | msgspec.Raw) -> str:
+    """The value at a path like `prompt[0].name`, for an error message."""
+    if memoryview(raw).nbytes > SEARCHED or "[...]" in place:
+        return "wrong"
+    try:
+        value = msgspec.json.decode(raw)
+        for name, index in re.findall(r"(\w+)|\[(\d+)\]", place):
+            value = value[int(index)] if index else value[name]
+        return shown(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
+        return "wrong"
+
+
+class Application(FastAPI):
+    """An application whose OpenAPI description includes the given bodies. close: releases its resources."""
+
+    def __init__(self, bodies: tuple[type[msgspec.Struct], ...], close: Callable[[], None]) -> None:
+        super().__init__(title="specmatrix", version=__version__, docs_url=None, redoc_url=None)
+        self._bodies, self.close = bodies, close
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI description."""
+        if self.openapi_schema is None:
+            _, described = msgspec.json.schema_components(self._bodies, ref_template=REFERENCE)
+            super().openapi()["components"]["schemas"] |= described
+        return super().openapi()
+
+
+def takes(kind: type[msgspec.Struct], **more: object) -> dict[str, Any]:
+    """OpenAPI description of a route's body. more: further members of its schema."""
+    schema = {"$ref": REFERENCE.format(name=kind.__name__), **more}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+class Refused(RequestError):
+    """A request refused for a reason other than its values. status, kind: HTTP status and OpenAI error type."""
+
+    status = 400
+    kind = "invalid_request_error"
+
+
+class Busy(Refused):
+    """Too many requests, connections or sessions."""
+
+    status, kind = 429, "rate_limit_error"
+
+
+class Stopping(Refused):
+    """The server is shutting down, or its engine does not answer."""
+
+    status, kind = 503, "service_unavailable"
+
+
+class TooLarge(Refused):
+    """The body has too many bytes."""
+
+    status = 413
+
+
+class TooSlow(Refused):
+    """The body did not arrive in time."""
+
+    status = 408
+
+
+class Disconnected(Refused):
+    """The client disconnected, so the answer is not read; the status is for logs only."""
+
+    status = 499
+
+
+class Unauthorized(Refused):
+    """No key, or a wrong one."""
+
+    status, kind = 401, "authentication_error"
+
+
+class Forbidden(Refused):
+    """A cross-site request from a browser, or a host name that is not allowed."""
+
+    status, kind = 403, "permission_error"
+
+
+class NoSuchModel(Refused):
+    """The requested model is not the served one."""
+
+    status = 404
+
+
+class OpenAIError(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | int | None = None
+
+
+class OpenAIErrorBody(BaseModel):
+    """The body of an error under /v1."""
+
+    error: OpenAIError
+
+
+class NativeError(BaseModel):
+    """What went wrong, in one sentence."""
+
+    message: str
+
+
+class NativeErrorBody(BaseModel):
+    """The body of an error of SGLang's endpoints."""
+
+    error: NativeError
+
+
+STATUSES: Final = (400, 401, 403, 404, 405, 408, 413, 429, 500, 503)
+
+
+def documented(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """Error responses for the OpenAPI description of a route."""
+    # FastAPI adds its own 422 to routes with a body, unless it is listed here.
+    return {status: {"model": body} for status in (*STATUSES, 422)}
+
+
+def status_of(error: EngineError) -> tuple[int, str]:
+    """HTTP status and OpenAI error type of an error."""
+    if isinstance(error, Refused):
+        return error.status, error.kind
+    return (400, "invalid_request_error") if isinstance(error, RequestError) else (500, "server_error")
+
+
+def body_of(path: str, message: str, status: int, kind: str) -> dict[str, Any]:
+    """The body of an error, in the shape of the path's API."""
+    if path.startswith("/v1"):
+        return {"error": {"message": message, "type": kind, "param": None, "code": status}}
+    return {"error": {"message": message}}
+
+
+def answer(path: str, error: EngineError) -> JSONResponse:
+    """The response for an error."""
+    status, kind = status_of(error)
+    headers = {429: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}.get(status)
+    return JSONResponse(body_of(path, str(error), status, kind), status, headers)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of the application in the shape of its API."""
+
+    @app.exception_handler(EngineError)
+    async def refused(request: Request, error: EngineError) -> JSONResponse:
+        return answer(request.url.path, error)
+
+    @app.exception_handler(HTTPException)
+    async def unknown(request: Request, error: HTTPException) -> JSONResponse:
+        path = request.url.path
+        text = f"{request.method} {text_of(path[:MAX_VALUE])}: {error.detail}"
+        body = body_of(path, text, error.status_code, "invalid_request_error")
+        return JSONResponse(body, error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        text = "the server failed; its log has the cause"
+        return JSONResponse(body_of(request.url.path, text, 500, "server_error"), 500)
+
 
 # Limits of one request.
 PROMPTS: Final = 4096

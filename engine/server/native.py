@@ -18,8 +18,18 @@ from specmatrix.engine.core.config.asked import Resolved
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.server import limits
 from specmatrix.engine.server.engine_thread import EngineThread, SessionTurn, Submission, Ticket, failure
-from specmatrix.engine.server.json_body import REFERENCE, JsonBody, absent, decoded, read, takes
-from specmatrix.engine.server.refusals import NativeErrorBody, Stopping, body_of, documented
+from specmatrix.engine.server.limits import (
+    REFERENCE,
+    JsonBody,
+    NativeErrorBody,
+    Stopping,
+    absent,
+    body_of,
+    decoded,
+    documented,
+    read,
+    takes,
+)
 from specmatrix.engine.server.responses import (
     DONE,
     EventStream,

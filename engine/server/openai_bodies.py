@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from specmatrix.engine.server import limits
-from specmatrix.engine.server.json_body import JsonBody, absent
+from specmatrix.engine.server.limits import JsonBody, absent
 from specmatrix.engine.server.sampling import Common, Prompts
 from specmatrix.errors import RequestError
 

@@ -15,9 +15,8 @@ from fastapi import APIRouter, Request, Response
 from specmatrix.engine.api import Output, Prompt
 from specmatrix.engine.server.chat_template import ChatTemplate
 from specmatrix.engine.server.engine_thread import EngineThread, Submission, Ticket, failure
-from specmatrix.engine.server.json_body import read, takes
+from specmatrix.engine.server.limits import NoSuchModel, OpenAIErrorBody, body_of, documented, read, status_of, takes
 from specmatrix.engine.server.openai_bodies import ChatBody, CompletionBody, OpenAICommon
-from specmatrix.engine.server.refusals import NoSuchModel, OpenAIErrorBody, body_of, documented, status_of
 from specmatrix.engine.server.responses import (
     DONE,
     EventStream,

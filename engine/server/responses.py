@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from specmatrix.engine.api import Output
 from specmatrix.engine.server.engine_thread import EngineThread, Ticket
-from specmatrix.engine.server.refusals import Disconnected
+from specmatrix.engine.server.limits import Disconnected
 
 DONE: Final = b"data: [DONE]\n\n"
 # Stands for a log-probability of -inf, which JSON cannot represent, as in OpenAI's API.

@@ -12,7 +12,7 @@ from specmatrix.engine.api import Prompt
 from specmatrix.engine.core.schedule.grammar import KINDS, MAX_CHARACTERS
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.server import limits
-from specmatrix.engine.server.json_body import JsonBody, absent
+from specmatrix.engine.server.limits import JsonBody, absent
 from specmatrix.errors import MAX_VALUE, RequestError
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]

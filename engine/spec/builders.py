@@ -1,7 +1,11 @@
-"""Builds each algorithm's drafter. Besides the traits, the only place that names algorithms."""
+"""Builds each algorithm's drafter. Besides the traits, the only place that names algorithms.
+
+An external corpus for n-gram drafting: JSON Lines, one document per line, read once at the engine's start.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,24 +28,75 @@ from specmatrix.engine.device.kv_groups import KVGroups
 from specmatrix.engine.device.pool import KVLayout, KVPool
 from specmatrix.engine.device.relay import Relay
 from specmatrix.engine.models.causal_lm import CausalLM
-from specmatrix.engine.models.dflash.markov import DSpark
-from specmatrix.engine.models.eagle.model import Eagle
-from specmatrix.engine.models.eagle3.model import Eagle3
+from specmatrix.engine.models.dflash.model import DSpark
+from specmatrix.engine.models.eagle.model import Eagle, Eagle3
 from specmatrix.engine.models.layers import Masks
 from specmatrix.engine.models.loader import load_dflash, load_eagle, load_eagle3, load_nextn, load_standalone
 from specmatrix.engine.models.tokenizer import Tokenizer
-from specmatrix.engine.spec.autoregressive import AutoregressiveDrafter, DraftModel
-from specmatrix.engine.spec.corpus import read_corpus
-from specmatrix.engine.spec.dflash import BlockDrafter
-from specmatrix.engine.spec.drafter import Drafter
+from specmatrix.engine.spec.autoregressive import AutoregressiveDrafter, DraftModel, MultiLayerDrafter
+from specmatrix.engine.spec.dflash import BlockDrafter, ParallelDrafter
+from specmatrix.engine.spec.drafter import Drafter, PlainDrafter
 from specmatrix.engine.spec.guard import read, restore
-from specmatrix.engine.spec.multilayer import MultiLayerDrafter
-from specmatrix.engine.spec.ngram import NgramDrafter
-from specmatrix.engine.spec.none import PlainDrafter
-from specmatrix.engine.spec.parallel import ParallelDrafter
-from specmatrix.engine.spec.suffix import SuffixDrafter
+from specmatrix.engine.spec.ngram import NgramDrafter, SuffixDrafter
 from specmatrix.errors import ConfigError, EngineError, described, is_interrupt, shown, text_of
-from specmatrix.files import read_text
+from specmatrix.files import MAX_BYTES, opened, read_text
+from specmatrix.json_text import parse_json
+
+
+def read_corpus(path: Path, tokenizer: Tokenizer, vocab_size: int, max_tokens: int) -> list[list[int]]:
+    """The token ids of each document, without a bos id. vocab_size: the model's.
+
+    A line is a JSON string, an object with a string "text", or a list of token ids. Raises ConfigError, naming the file
+    and line, on anything else, a token outside the vocabulary, or a corpus of more than `max_tokens` tokens.
+    """
+    documents: list[list[int]] = []
+    total = 0
+    for where, line in _lines(path):
+        document = _tokens(where, line, tokenizer)
+        wrong = [token for token in document if not 0 <= token < vocab_size]
+        if wrong:
+            raise ConfigError(f"{where}: token {wrong[0]} is outside the vocabulary of {vocab_size}")
+        total += len(document)
+        if total > max_tokens:
+            raise ConfigError(
+                f"{where}: the corpus has more than {max_tokens} tokens; raise "
+                "speculative_ngram_external_corpus_max_tokens or shorten the corpus"
+            )
+        documents.append(document)
+    if not total:
+        raise ConfigError(f"corpus {path} is empty; it must hold at least one document")
+    return documents
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    try:
+        with opened(path) as file:
+            # A device may never end its first line.
+            for number, line in enumerate(iter(partial(file.readline, MAX_BYTES), b""), 1):
+                if len(line) == MAX_BYTES:
+                    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+                if line.strip():
+                    yield f"{path}:{number}", line.decode()
+    except OSError as error:
+        raise ConfigError(f"corpus {path} cannot be read ({error.strerror}); pass a JSON Lines file") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"corpus {path} is not UTF-8 text; pass a JSON Lines file") from None
+
+
+def _tokens(where: str, line: str, tokenizer: Tokenizer) -> list[int]:
+    try:
+        value = parse_json(line)
+    except ValueError as error:
+        raise ConfigError(f"{where}: not valid JSON ({error})") from None
+    if isinstance(value, dict):
+        value = value.get("text")
+    if isinstance(value, str):
+        ids = tokenizer.encode(value)
+        return ids[1:] if ids and ids[0] == tokenizer.bos_id else ids
+    if not isinstance(value, list) or not all(type(token) is int for token in value):
+        raise ConfigError(f'{where}: a document must be a string, an object with a string "text" or a list of ids')
+    return value
+
 
 Locate: TypeAlias = Callable[[str], Path]
 

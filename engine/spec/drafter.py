@@ -1,6 +1,8 @@
 """The drafter protocol and the tree that a drafter proposes.
 
 A drafter sees batches and target outputs, but no requests, ledger, scheduler or configuration.
+
+Drafter `none`: a tree of one node. Plain decoding uses the same path as speculation, with width 1.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specmatrix.engine.core.draft.algorithms import Traits
+from specmatrix.engine.core.draft.algorithms import Traits, algorithm
 from specmatrix.engine.device.batch import StepBatch, count, past
 from specmatrix.engine.device.batch import VerifyResult as VerifyResult
 from specmatrix.engine.device.collectives import Ranks
@@ -178,3 +180,28 @@ def _line(batch: int, nodes: int, device: torch.device) -> tuple[Tensor, Tensor]
     with torch.inference_mode(False):
         depths = count(nodes, device).expand(batch, -1)
         return depths - 1, depths
+
+
+class StatelessDrafter:
+    """A drafter without a network: it reads nothing of the target's and leaves no state for the next round."""
+
+    capture: tuple[int, ...] = ()
+    carries: tuple[DraftStateSpec, ...] = ()
+    key_span = 0
+
+    def prime(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor) -> None:
+        return None
+
+    def absorb(self, batch: StepBatch, verdict: VerifyResult, aux: Tensor | None) -> None:
+        return None
+
+
+class PlainDrafter(StatelessDrafter):
+    """Proposes only the root."""
+
+    traits = algorithm("NONE")
+    nodes = 1
+    depth = steps = topk = 0
+
+    def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
+        return shared_chain(batch.root)

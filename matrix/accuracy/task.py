@@ -18,7 +18,7 @@ import yaml
 
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.accuracy.generation import Answered
-from specmatrix.matrix.zoo.questions import DataError, Question, read_questions
+from specmatrix.matrix.zoo.gsm_mini import DataError, Question, read_questions
 from specmatrix.temp_dir import TempDir
 
 if TYPE_CHECKING:

@@ -1,19 +1,63 @@
-"""A cell: one value per axis. Frozen, hashable, ordered; its id encodes its content."""
+"""A cell: one value per axis. Frozen, hashable, ordered; its id encodes its content.
 
+The facts of the models on the axes that configuration resolution needs; a test reads them from the checkpoints.
+
+The settings behind start axis values: `adaptive` configurations and session_retract memory sizes.
+"""
+
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from operator import getitem
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
-from specmatrix.engine.core.config.asked import AUTO, Auto, EngineConfig
+from specmatrix.engine.core.config.asked import AUTO, Auto, DraftFacts, EngineConfig, Facts
 from specmatrix.engine.core.draft.algorithms import Traits, algorithm, is_registered
 from specmatrix.errors import ConfigError, nearest, shown
 from specmatrix.matrix.cells.axes import AXES, INDEX, NAMES, OWN_VALUES, START_AXES, Axis, OwnValue, axis
-from specmatrix.matrix.cells.start_settings import TEXTS as SLOTS
-from specmatrix.matrix.cells.start_settings import session_retract
+
+
+class SessionRetract(msgspec.Struct, frozen=True):
+    """Sizes in tokens: of the memory, and of a conversation after its first and its second turn.
+
+    The memory is between one and two conversations, so a retracted turn resumes from the KV that its session kept. The
+    second turns of two conversations do not fit with the first ones, so the younger is retracted; the end of the older
+    one, with two rounds of the widest tree, fits with the KV that the younger had inherited.
+    """
+
+    memory: int
+    first: int
+    second: int
+
+
+class StartSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of start_settings.yaml, which explains it."""
+
+    adaptive: dict[str, dict[str, Any]]
+    pages: dict[int, SessionRetract]
+    windowed_pages: dict[int, SessionRetract]
+
+
+_SETTINGS: Final = msgspec.yaml.decode(Path(__file__).with_name("start_settings.yaml").read_bytes(), type=StartSettings)
+# None: no file is given, so the default table applies.
+ADAPTIVE_TEXTS: Final[dict[str, str | None]] = {"table": None} | {
+    name: json.dumps(it) for name, it in _SETTINGS.adaptive.items()
+}
+
+
+def session_retract(windowed: bool, page_size: int) -> SessionRetract:
+    """The sizes for pages of `page_size` tokens."""
+    sizes = _SETTINGS.windowed_pages if windowed else _SETTINGS.pages
+    return sizes.get(page_size, sizes[0])
+
+
+def spares(windowed: bool, page_size: int) -> bool:
+    """Whether a second turn's inherited KV survives its retraction: with smaller pages a window has slid past it."""
+    return not windowed or page_size == 256
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -231,7 +275,7 @@ class Cell(NamedTuple):
             speculative_eagle_topk=_size(self.topk),
             speculative_num_draft_tokens=_size(self.draft_tokens),
             speculative_adaptive=self.adaptive != "off",
-            speculative_adaptive_config=SLOTS.get(self.adaptive),
+            speculative_adaptive_config=ADAPTIVE_TEXTS.get(self.adaptive),
             speculative_acceptance=cast(Any, self.acceptance),
             speculative_ragged_verify=self.verify not in ("whole", "budget"),
             speculative_constrained_drafts=self.constrained_drafts == "on",
@@ -332,3 +376,29 @@ RANKS: Final = tuple({name: rank for rank, name in enumerate(axis.names)} for ax
 
 if Cell._fields != NAMES or any(Cell._field_defaults[name] != AXES[INDEX[name]].default for name in NAMES):
     raise TypeError("the fields of Cell must be the axes, with their defaults")
+
+
+class ModelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of model_facts.yaml: targets and drafts by name."""
+
+    targets: dict[str, Facts]
+    drafts: dict[str, DraftFacts]
+
+
+_FACTS: Final = msgspec.yaml.decode(Path(__file__).with_name("model_facts.yaml").read_bytes(), type=ModelFacts)
+TARGETS: Final = _FACTS.targets
+DRAFT_FACTS: Final = _FACTS.drafts
+
+
+def zoo_facts(cell: Cell) -> Facts:
+    """The facts of a cell's target and draft, on a CPU."""
+    return model_facts(cell.target, cell.draft)
+
+
+@cache
+def model_facts(target: str, draft: str | None = None) -> Facts:
+    """The facts of a zoo target and its draft, which may be a target too, on a CPU."""
+    if draft in TARGETS:
+        one = TARGETS[draft]
+        return replace(TARGETS[target], draft=DraftFacts(one.architecture, one.vocab_size, one.hidden_size))
+    return replace(TARGETS[target], draft=None if draft is None else DRAFT_FACTS[draft])

@@ -21,11 +21,10 @@ import msgspec
 from specmatrix.engine.core.config.context import Rule, RuleContext
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.config.rules.table import RULES
-from specmatrix.engine.core.draft.tree import tree_pool
+from specmatrix.engine.core.draft.algorithms import tree_pool
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES, INDEX, axis, describe
-from specmatrix.matrix.cells.cell import DRAFTS, Cell, asked, parse_assignment
-from specmatrix.matrix.cells.model_facts import zoo_facts
+from specmatrix.matrix.cells.cell import DRAFTS, Cell, asked, parse_assignment, zoo_facts
 from specmatrix.matrix.cells.selector import parse_selector
 
 Kind = Literal["impossible", "redundant", "optional", "refused", "rewritten"]

@@ -9,8 +9,7 @@ from typing import Any, Final
 from specmatrix.engine.core.draft.algorithms import Traits, is_registered, known_algorithms
 from specmatrix.errors import ConfigError, described, shown
 from specmatrix.matrix.cells.axes import INDEX, OWN_VALUES, OwnValue, Value, axis
-from specmatrix.matrix.cells.cell import DRAFTS, GPUS, MEANINGS, RANKS, SECONDS, TOKENS, Cell
-from specmatrix.matrix.cells.model_facts import DRAFTS as FACTS
+from specmatrix.matrix.cells.cell import DRAFT_FACTS, DRAFTS, GPUS, MEANINGS, RANKS, SECONDS, TOKENS, Cell
 from specmatrix.user_file import DEFINED
 
 WORD: Final = re.compile(r"[a-z0-9_]+")
@@ -69,5 +68,5 @@ def _drafts_for(traits: Traits) -> dict[tuple[str, str], str]:
     if traits.draft_weights != "checkpoint":
         return {}
     ends = traits.draft_architectures or ("",)
-    found = {pair: draft for pair, draft in DRAFTS.items() if FACTS[draft].architecture.endswith(ends)}
+    found = {pair: draft for pair, draft in DRAFTS.items() if DRAFT_FACTS[draft].architecture.endswith(ends)}
     return dict(reversed(found.items()))  # the first of a model is kept

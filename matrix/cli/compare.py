@@ -8,8 +8,7 @@ from pathlib import Path
 from specmatrix.reports.compare import compare as compare_reports
 from specmatrix.reports.compare import comparison_json, read_acknowledgements
 from specmatrix.reports.render.comparison import write_comparison
-from specmatrix.reports.render.console import StdoutConsole
-from specmatrix.reports.render.progress import waiting
+from specmatrix.reports.render.console import StdoutConsole, waiting
 from specmatrix.reports.render.terminal import print_comparison
 from specmatrix.reports.store import gc_paused, load
 

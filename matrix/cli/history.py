@@ -15,13 +15,12 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selector import parse_selector
 from specmatrix.matrix.cover.selection import base_name
 from specmatrix.matrix.run.waivers import load_waivers
-from specmatrix.reports.atomic import replaced
 from specmatrix.reports.history import Flaky, read
 from specmatrix.reports.history import add as add_report
 from specmatrix.reports.history import flaky as flaky_cells
 from specmatrix.reports.render.console import print_answer
 from specmatrix.reports.schema import REFERENCE
-from specmatrix.reports.store import load
+from specmatrix.reports.store import load, replaced
 from specmatrix.reports.wording import count
 
 FOLDER: Final = Path("history")

@@ -20,8 +20,7 @@ from specmatrix.engine.core.draft.algorithms import Traits, algorithm, known_alg
 from specmatrix.engine.plugin import load_algorithms
 from specmatrix.errors import ConfigError, EngineError, shown
 from specmatrix.exit_with_parent import exit_with_parent
-from specmatrix.matrix.cells.cell import MODELS, Cell
-from specmatrix.matrix.cells.model_facts import model_facts
+from specmatrix.matrix.cells.cell import MODELS, Cell, model_facts
 from specmatrix.matrix.conformance.inspector import restored_process_state
 from specmatrix.matrix.conformance.suite import run_suite
 from specmatrix.matrix.zoo.registry import resolve_path, verify_models

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from specmatrix.engine.core.draft.ngram_index import NgramDraft, NgramIndex, NgramOptions
 from specmatrix.engine.core.draft.suffix_tree import Text
-from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.observe.step_counter import Counters
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.matrix.oracles.grammar import compiled, following
 from specmatrix.matrix.oracles.ngram import Grams

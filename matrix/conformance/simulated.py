@@ -13,7 +13,7 @@ from specmatrix.engine.core.draft.depth import DraftSteps
 from specmatrix.engine.core.memory.groups import page_groups
 from specmatrix.engine.core.memory.ledger import Entry, Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
-from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.observe.step_counter import Counters
 from specmatrix.engine.core.schedule.request import Request, SamplingParams
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.step import StepPlan, StepResult

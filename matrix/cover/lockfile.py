@@ -15,7 +15,7 @@ from typing import Final
 
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.reports.atomic import write_text
+from specmatrix.reports.store import write_text
 
 LOCK_FILE: Final = Path(__file__).with_name("cells.lock")
 STAGES: Final = ("smoke", "pr", "nightly")

@@ -1,4 +1,4 @@
-"""Independent verification of the cover by brute force; shares no code with `matrix.cover.generate`.
+"""Independent verification of the cover by brute force; shares no code with `matrix.cover.lock`.
 
 Axes that no constraint links are independent, so the product decomposes into components small enough to enumerate. A
 combination of values is feasible exactly if its projection onto every component occurs there. A few axes, the pivots,

@@ -15,15 +15,12 @@ from specmatrix.errors import ConfigError, nearest, shown
 from specmatrix.matrix.cells.tiers import check_parallel, check_seed, visible_gpus
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cover.lockfile import stage_cells
-from specmatrix.matrix.cover.order import in_order
-from specmatrix.matrix.cover.selection import of_gpus
-from specmatrix.matrix.faults.fault import Fault
+from specmatrix.matrix.cover.selection import in_order, of_gpus
+from specmatrix.matrix.faults.fault import Fault, all_faults
 from specmatrix.matrix.faults.kill_matrix import Kill, Matrix, kill_matrix
-from specmatrix.matrix.faults.loader import all_faults
 from specmatrix.options import WORKERS
-from specmatrix.reports.atomic import write_text
-from specmatrix.reports.render.console import print_answer, table_console
-from specmatrix.reports.render.progress import counting
+from specmatrix.reports.render.console import counting, print_answer, table_console
+from specmatrix.reports.store import write_text
 from specmatrix.reports.wording import count
 from specmatrix.stopping import Stopped
 

@@ -15,8 +15,7 @@ from specmatrix.matrix.faults.kernels import DETECTOR as KERNELS
 from specmatrix.matrix.faults.plant import CellVerdict, Processes, Trial, trial
 from specmatrix.matrix.gates.registry import own_names
 from specmatrix.matrix.zoo.registry import verify_cells
-from specmatrix.reports.gate_numbers import GATES
-from specmatrix.reports.schema import REFERENCE
+from specmatrix.reports.schema import GATES, REFERENCE
 from specmatrix.reports.speed import SPEED
 
 RED: Final = ("FAIL", "NOT MEASURED")

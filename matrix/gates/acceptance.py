@@ -16,7 +16,7 @@ from specmatrix.matrix.conformance.random_trees import first_wrong_draft
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
 from specmatrix.matrix.gates.pairing import first_difference
 from specmatrix.matrix.gates.same_texts import NUMBER, rounds_of
-from specmatrix.matrix.gates.session_baseline import (
+from specmatrix.matrix.gates.session import (
     due_tokens,
     first_reach_mismatch,
     first_round_mismatch,

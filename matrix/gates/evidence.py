@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, TypeAlias
 
-from specmatrix.matrix.cells.cell import HYBRIDS, Cell
-from specmatrix.matrix.cells.start_settings import spares
+from specmatrix.matrix.cells.cell import HYBRIDS, Cell, spares
 from specmatrix.matrix.subjects.protocol import Run
 from specmatrix.matrix.workloads.build import aborted_late
 

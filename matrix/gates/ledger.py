@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from specmatrix.engine.core.memory.replay import replay
+from specmatrix.engine.core.memory.ledger import replay
 from specmatrix.errors import LedgerError
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
 from specmatrix.matrix.oracles.ledger import AuditError, Move, audit

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from specmatrix.matrix.cells.cell import HYBRIDS, Cell
-from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State, thresholds
 from specmatrix.matrix.gates.pairing import TIE_NATS, AnswerPair, first_difference, is_tie, pairs, phase_of, unpaired
 from specmatrix.matrix.gates.precision import PrecisionGate
-from specmatrix.matrix.gates.thresholds import thresholds
 from specmatrix.matrix.oracles.joint_law import prompt_gap, prompt_scores
 from specmatrix.matrix.oracles.logit_rules import RuledToken, ruled_tokens
 from specmatrix.matrix.oracles.precision import followed

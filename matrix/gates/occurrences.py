@@ -1,7 +1,7 @@
 """What must have happened in a run for the PASS of a gate to mean something.
 
-A row is required where the oracle's own text implies it, which the workload sees to (`matrix.workloads.endings`); the
-counters of the reference engine have rows of their own (`matrix.gates.evidence`).
+A row is required where the oracle's own text implies it, which the workload sees to (`matrix.workloads.boundaries`);
+the counters of the reference engine have rows of their own (`matrix.gates.evidence`).
 """
 
 from __future__ import annotations

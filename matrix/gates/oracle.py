@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State, thresholds
 from specmatrix.matrix.gates.pairing import TIE_NATS, first_difference
-from specmatrix.matrix.gates.thresholds import thresholds
-from specmatrix.matrix.oracles.margins import margin
+from specmatrix.matrix.oracles.precision import margin
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec

@@ -11,18 +11,16 @@ from specmatrix.matrix.gates.accuracy import AccuracyGate
 from specmatrix.matrix.gates.adaptive import AdaptiveGate
 from specmatrix.matrix.gates.chances import ChancesGate
 from specmatrix.matrix.gates.claimed_capabilities import ClaimedCapabilitiesGate
-from specmatrix.matrix.gates.config import ConfigGate
+from specmatrix.matrix.gates.config import ConfigGate, EffectiveGate
 from specmatrix.matrix.gates.distribution import DistributionGate
-from specmatrix.matrix.gates.effective import EffectiveGate
 from specmatrix.matrix.gates.finish import FinishGate
-from specmatrix.matrix.gates.gate import Gate
+from specmatrix.matrix.gates.gate import Gate, OwnGate
 from specmatrix.matrix.gates.grammar import GrammarGate
 from specmatrix.matrix.gates.identities import IdentitiesGate
 from specmatrix.matrix.gates.leaks import LeaksGate
 from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.gates.lossless import LosslessGate
 from specmatrix.matrix.gates.oracle import OracleGate
-from specmatrix.matrix.gates.own import OwnGate
 from specmatrix.matrix.gates.precision import PrecisionGate
 from specmatrix.matrix.gates.ranks import RanksGate
 from specmatrix.matrix.gates.rejection import RejectionGate
@@ -31,7 +29,7 @@ from specmatrix.matrix.gates.schedule import ScheduleGate
 from specmatrix.matrix.gates.session import SessionGate
 from specmatrix.matrix.gates.text import TextGate
 from specmatrix.matrix.subjects.protocol import Capability, Profile
-from specmatrix.reports.gate_numbers import GATES as NAMES
+from specmatrix.reports.schema import GATES as NAMES
 from specmatrix.user_file import DEFINED
 
 GATES: Final[tuple[Gate, ...]] = (

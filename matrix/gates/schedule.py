@@ -10,8 +10,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.conformance.simulated import first_failure
 from specmatrix.matrix.gates.evidence import widest
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
-from specmatrix.matrix.oracles.budget import wrong_budgets
-from specmatrix.matrix.oracles.forwards import DraftShape, SparePositions, needless_forwards
+from specmatrix.matrix.oracles.forwards import DraftShape, SparePositions, needless_forwards, wrong_budgets
 from specmatrix.matrix.oracles.ledger import groups_of
 from specmatrix.matrix.oracles.needed_work import Sizes, WorkDone, WorkMismatch
 from specmatrix.matrix.oracles.page_group import STATE

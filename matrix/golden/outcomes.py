@@ -22,9 +22,8 @@ from specmatrix.engine.core.config.asked import EngineConfig, Facts
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES, axis
-from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.model_facts import model_facts, zoo_facts
-from specmatrix.matrix.zoo.recipes import RECIPES
+from specmatrix.matrix.cells.cell import Cell, model_facts, zoo_facts
+from specmatrix.matrix.zoo.registry import RECIPES
 from specmatrix.reports.yaml_text import parse_yaml
 
 if TYPE_CHECKING:

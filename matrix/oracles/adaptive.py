@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.start_settings import TEXTS
+from specmatrix.matrix.cells.cell import ADAPTIVE_TEXTS, Cell
 from specmatrix.matrix.subjects.protocol import Observation, Trace
 
 # Defaults of a slot's settings.
@@ -40,7 +39,7 @@ DEFAULT_TABLE: Final[dict[str, Any]] = {
 
 
 def _table(cell: Cell) -> dict[str, Any]:
-    text = TEXTS[cell.adaptive]
+    text = ADAPTIVE_TEXTS[cell.adaptive]
     table: dict[str, Any] = DEFAULT_TABLE if text is None else json.loads(text)
     return table
 

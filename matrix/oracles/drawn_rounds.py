@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from specmatrix.matrix.zoo.oracle_drafts import Drafts, OracleDraft, Shape
+    from specmatrix.matrix.zoo.oracle import Drafts, OracleDraft, Shape
 
     Masses = npt.NDArray[np.float64]
 

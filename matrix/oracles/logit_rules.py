@@ -104,6 +104,6 @@ def network(target: str) -> CausalNet:
     import torch
 
     from specmatrix.matrix.zoo.checkpoint import read_net
-    from specmatrix.matrix.zoo.recipes import RECIPES
+    from specmatrix.matrix.zoo.registry import RECIPES
 
     return read_net(CHECKPOINTS / target, RECIPES[target], torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Drafts accepted by each verify round of a text, recomputed with the naive drafts of `matrix.zoo.oracle_drafts`, which
+"""Drafts accepted by each verify round of a text, recomputed with the naive drafts of `matrix.zoo.oracle`, which
 know neither pages nor rounds.
 
 Unlike the stored oracle this follows any text, also past its end of sequence up to the end of the context, and over the
@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     import numpy
 
-    from specmatrix.matrix.zoo.oracle import Proposals
-    from specmatrix.matrix.zoo.oracle_drafts import Drafts, Shape
+    from specmatrix.matrix.zoo.oracle import Drafts, Proposals, Shape
 
 # A confidence this near to its threshold may be on the other side in the engine: float32 rounds by up to 1e-6.
 NEAR: Final = 1e-4
@@ -55,7 +54,7 @@ class Sure(NamedTuple):
 @cache
 def zoo_drafts(target: str) -> Drafts:
     """The drafts of the zoo for a target."""
-    from specmatrix.matrix.zoo.oracle_drafts import Drafts
+    from specmatrix.matrix.zoo.oracle import Drafts
 
     return Drafts(target)
 
@@ -82,8 +81,7 @@ def naive_check(
     """
     import torch
 
-    from specmatrix.matrix.zoo.oracle import Proposals, accepted_path
-    from specmatrix.matrix.zoo.oracle_drafts import key_of
+    from specmatrix.matrix.zoo.oracle import Proposals, accepted_path, key_of
 
     def after(known: int, path: tuple[int, ...]) -> numpy.ndarray:
         assert legal is not None

@@ -15,8 +15,7 @@ from functools import cache
 from itertools import takewhile
 from typing import Any
 
-from specmatrix.matrix.oracles.ngram import Grams
-from specmatrix.matrix.oracles.suffixes import Suffixes
+from specmatrix.matrix.oracles.ngram import Grams, Suffixes
 from specmatrix.matrix.subjects.protocol import Answer, Journal, Served
 from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.zoo.registry import CORPUS, CORPUS_FILE

@@ -61,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     config.pluginmanager.register(CollectionErrors(), "specmatrix-collection")
     if config.option.specmatrix_report:
-        from specmatrix.matrix.plugin.report import CellReports
+        from specmatrix.matrix.plugin.items import CellReports
 
         config.pluginmanager.register(CellReports(config), "specmatrix-reports")
 

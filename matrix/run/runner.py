@@ -19,21 +19,19 @@ from specmatrix.extras import missing_extra
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.tiers import STARTS
 from specmatrix.matrix.cells.tiers import tier as find_tier
-from specmatrix.matrix.gates.config import ConfigGate
-from specmatrix.matrix.gates.effective import nearest_first
+from specmatrix.matrix.gates.config import ConfigGate, nearest_first
 from specmatrix.matrix.gates.finish import FinishGate
-from specmatrix.matrix.gates.gate import Gate, Outcome, State
+from specmatrix.matrix.gates.gate import Gate, Outcome, OwnGate, State
 from specmatrix.matrix.gates.occurrences import proven
 from specmatrix.matrix.gates.oracle import OracleGate, in_half
-from specmatrix.matrix.gates.own import OwnGate
 from specmatrix.matrix.gates.ranks import RanksGate
 from specmatrix.matrix.gates.registry import all_gates, applied_gates
 from specmatrix.matrix.gates.same_texts import SameTexts
 from specmatrix.matrix.gates.schedule import ScheduleGate
-from specmatrix.matrix.gates.session_baseline import has_session_baseline
+from specmatrix.matrix.gates.session import has_session_baseline
 from specmatrix.matrix.run.explain import TRACE_SECONDS, Explain, explained
 from specmatrix.matrix.run.failing_request import crashed_request, failing_request
-from specmatrix.matrix.run.record import BaselineError, crashed, judged, record, with_outcome
+from specmatrix.matrix.run.provenance import BaselineError, crashed, judged, record, with_outcome
 from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.run.running_cells import judges
 from specmatrix.matrix.run.waivers import waive

@@ -14,7 +14,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import explain
 from specmatrix.matrix.cells.selector import parse_selector
 from specmatrix.matrix.cells.tiers import tier as find_tier
-from specmatrix.matrix.cover.generate import STRENGTHS, sweep
+from specmatrix.matrix.cover.lock import STRENGTHS, sweep
 from specmatrix.matrix.cover.lockfile import stage_cells, subject_cells
 from specmatrix.matrix.cover.selection import Listing
 from specmatrix.matrix.gates.claimed_capabilities import ClaimedCapabilitiesGate

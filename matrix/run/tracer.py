@@ -16,8 +16,7 @@ from specmatrix.engine.device.sampling import SamplingRows, pick
 from specmatrix.engine.spec.drafter import DraftTree, VerifyResult
 from specmatrix.matrix.run.failing_request import entry_text, tokens_of
 from specmatrix.matrix.subjects.in_process import ReferenceEngine
-from specmatrix.reports.gate_numbers import MAX_NUMBER
-from specmatrix.reports.schema import Phase, StepEvent, StepRow, Token, TreeNode
+from specmatrix.reports.schema import MAX_NUMBER, Phase, StepEvent, StepRow, Token, TreeNode
 from specmatrix.reports.wording import spans
 
 MAX_EVENTS: Final = 3000

@@ -1,20 +1,49 @@
-"""A running engine in its own process, under time limits."""
+"""A running engine in its own process, under time limits.
+
+Main loop of an engine's process: receives calls (method, arguments); `start` runs on the subject, every other method
+on the engine that it returned.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from specmatrix.child_process import start
+from specmatrix.child_process import Result, attempt, qualified, start
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.subjects.child import serve
 from specmatrix.matrix.subjects.protocol import Answer, Diverged, EngineCommand, RunningEngine, Subject
-from specmatrix.remote import qualified
 from specmatrix.temp_dir import TempDir
+
+# Properties of an engine; all other names are methods.
+READ: Final = ("resolved", "start_hash")
+
+
+def serve(subject: Subject, connection: Connection[Result, Any]) -> None:
+    """Answer calls until the other side closes the connection."""
+    engine: RunningEngine | None = None
+
+    def call(method: str, arguments: tuple[Any, ...]) -> object:
+        nonlocal engine
+        if method == "start":
+            engine = subject.start(*arguments)
+            return None
+        found = getattr(engine, method)
+        return found if method in READ else found(*arguments)
+
+    while True:
+        try:
+            asked = connection.recv()
+        except EOFError:
+            return
+        answer = attempt(call, *asked)
+        sys.stdout.flush()
+        connection.send(answer)
+
 
 OUTPUT_TAIL: Final = 2000  # characters
 EXIT_SECONDS: Final = 5.0

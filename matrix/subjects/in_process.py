@@ -13,11 +13,9 @@ from specmatrix.engine.api import LLM, Output
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.memory.ledger import Entry
 from specmatrix.engine.core.observe.rank_agreement import Agreement
-from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.engine.core.schedule.request import SamplingParams, readable
 from specmatrix.engine.core.schedule.session import SessionParams
-from specmatrix.engine.core.schedule.stop_rules import readable
 from specmatrix.errors import RequestError
-from specmatrix.matrix.subjects.page_canary import PageCanary
 from specmatrix.matrix.subjects.protocol import (
     Answer,
     Capability,
@@ -35,7 +33,7 @@ from specmatrix.matrix.subjects.protocol import (
     Unsupported,
     WorkLog,
 )
-from specmatrix.matrix.subjects.resource_log import ResourceRecorder, device_bytes
+from specmatrix.matrix.subjects.resource_log import PageCanary, ResourceRecorder, device_bytes
 from specmatrix.matrix.subjects.work_log import WorkRecorder
 from specmatrix.matrix.workloads.request import Continuation, Refusal, RequestSpec
 from specmatrix.matrix.zoo.registry import resolve_path

@@ -332,7 +332,7 @@ class RunningEngine(Protocol):
         return {}
 
     def counters(self) -> Mapping[str, int]:
-        """Counts by counter name (`engine.core.observe.counters`)."""
+        """Counts by counter name (`engine.core.observe.step_counter`)."""
         return {}
 
     def journal(self) -> Journal | None:

@@ -10,8 +10,7 @@ from typing import Final
 from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, Constraint, tables_hash
-from specmatrix.matrix.cover.generate import STRENGTHS, cover
-from specmatrix.matrix.cover.lock import LockReport, coverage, missing
+from specmatrix.matrix.cover.lock import STRENGTHS, LockReport, cover, coverage, missing
 from specmatrix.matrix.cover.lockfile import LOCK_FILE, Lock, own_lock_file, read, write
 from specmatrix.matrix.subjects.protocol import Capability, Subject
 from specmatrix.matrix.subjects.registry import BUILT_IN, load_subject

@@ -1,20 +1,29 @@
 """Requests whose grammar begins at a known place of a verify round, and one whose grammar ends inside a round.
 
 A request is free until its grammar begins, so that the oracle's text and rounds tell where that is.
+
+Moves ends of requests into a verify round, and chooses questions whose rounds accept and reject drafts.
+
+The oracle's text tells where. Only cells in which neither happens by itself are changed, as most cells share a baseline
+by their requests.
+
+Requests that end exactly at the last position of the context, also as turns of a session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from specmatrix.engine.core.config.asked import Resolved
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.workloads.finish import text_of
 from specmatrix.matrix.workloads.grammars import Grammar, grammars
-from specmatrix.matrix.workloads.predicted import deepest_round
+from specmatrix.matrix.workloads.predicted import Prediction, deepest_round
 from specmatrix.matrix.workloads.questions import questions, token_id
-from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.workloads.request import Refusal, RequestSpec
 from specmatrix.matrix.workloads.stored_oracle import oracle_of
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 from specmatrix.matrix.zoo.registry import eos_ids
@@ -160,3 +169,127 @@ def is_plain(marker: Sequence[int], text: Sequence[int], token: int) -> bool:
     for one in text[: token + 1]:
         read = read + 1 if one == marker[read] else 0
     return marker[-1] not in text[:token] or read == len(marker)
+
+
+# Values of the axis `finish` whose ends a request chooses.
+MOVED: Final = ("length", "stop_token", "stop_string")
+
+Predict = Callable[[RequestSpec], Prediction | None]
+
+
+def with_both_rounds(
+    requests: Sequence[RequestSpec], predict: Predict, others: Iterator[tuple[int, RequestSpec]]
+) -> list[RequestSpec]:
+    """The requests, one of them with another question if otherwise no round accepts every draft, or none rejects one.
+    others: (place, request) with another question; the first with both that ends alike replaces that of its place."""
+    known = [found for request in requests if (found := predict(request)) is not None]
+    out = list(requests)
+    if not known or (any(one.accepts_fully for one in known) and any(one.rejects for one in known)):
+        return out
+    for place, other in others:
+        found, before = predict(other), predict(requests[place])
+        alike = found is not None and (before is None or _kind(other, found) == _kind(requests[place], before))
+        if alike and found is not None and found.accepts_fully and found.rejects:
+            out[place] = other
+            break
+    return out
+
+
+def with_end_inside(requests: Sequence[RequestSpec], cell: Cell, predict: Predict) -> list[RequestSpec]:
+    """The requests, one of them with another limit, stop token or stop string if none of those that end by it ends
+    inside a verify round, a stop string also if none begins in the round before."""
+    out = list(requests)
+    if cell.finish not in MOVED:
+        return out
+    known = [(place, found) for place, request in enumerate(out) if (found := predict(request)) is not None]
+    ends = [(place, found) for place, found in known if _kind(out[place], found) == cell.finish]
+    whole = cell.finish != "stop_string"
+    if not any(found.ends_inside for _, found in ends) or not (whole or any(found.split for _, found in ends)):
+        moved = ((place, other, predict(other)) for place, found in ends for other in _moved(out[place], found, cell))
+        inside = [
+            (whole or found.split, place, other)
+            for place, other, found in moved
+            if found is not None and found.ends_inside and _kind(other, found) == cell.finish
+        ]
+        for _, place, other in sorted(inside, key=lambda one: not one[0])[:1]:
+            out[place] = other
+    return out
+
+
+def _kind(request: RequestSpec, found: Prediction) -> str:
+    """The value of the axis `finish` that a request's end is of, "open" behind the oracle's text."""
+    stops = {"stop_token": request.stop_token_ids, "stop_string": request.stop}
+    named = (kind for kind, matched in stops.items() if found.end.matched in matched)
+    return next(named, "eos" if found.end.reason == "stop" else found.end.reason)
+
+
+def _moved(request: RequestSpec, found: Prediction, cell: Cell) -> Iterator[RequestSpec]:
+    """The request with other ends of the same kind, nearest first. A limit is only lowered. Under tight memory, which
+    must retract a request, a stop is only put off."""
+    if cell.finish == "length":
+        yield from (replace(request, max_new_tokens=limit) for limit in range(found.end.tokens - 1, 1, -1))
+        return
+    oracle = oracle_of(cell.target)
+    assert oracle is not None
+    ids = oracle.continuation(request)
+    first = found.end.tokens if cell.memory == "tight" else 1
+    for last in sorted(range(first, len(ids)), key=lambda at: abs(at + 1 - found.end.tokens)):
+        if cell.finish == "stop_token":
+            yield replace(request, stop_token_ids=(ids[last],))
+        elif stop := text_of(ids[: last + 1]).removeprefix(text_of(ids[: last - 1])).strip():
+            yield replace(request, stop=(stop,))
+
+
+class PriorTokens(NamedTuple):
+    """Numbers of tokens in a request's prompt, including its history, and in the whole text after its last token."""
+
+    prompt: int
+    whole: int
+
+
+def fill_context(requests: Sequence[RequestSpec], context: int, tokens: Callable[[str], int]) -> list[RequestSpec]:
+    """The same requests, with max_new_tokens raised to fill a context of `context` tokens where no turn follows.
+
+    In a session each is preceded by an attempt with one more token, which must be refused. No request may end before
+    its limit. tokens: counts a prompt's tokens, including BOS.
+    """
+    followed = {
+        request.session.follows for request in requests if request.session is not None and request.refused is None
+    }
+    priors: dict[str, PriorTokens] = {}
+    out: list[RequestSpec] = []
+    for request in requests:
+        if request.refused is None:
+            prompt = _history(request, priors) + tokens(request.prompt)
+            if request.name not in followed:
+                request = replace(request, max_new_tokens=context - prompt)
+                if request.session is not None:
+                    over = _one_more(request)
+                    out.append(over)
+                    request = replace(request, after=(*request.after, over.name))
+            priors[request.name] = PriorTokens(prompt, prompt + request.max_new_tokens)
+        out.append(request)
+    return out
+
+
+def _history(request: RequestSpec, priors: dict[str, PriorTokens]) -> int:
+    """Number of tokens before the prompt, minus the prompt's BOS token, which is dropped after a history."""
+    here = request.session
+    if here is None or here.follows is None:
+        return 0
+    before = priors[here.follows]
+    history = before.prompt if here.drop_previous_output else before.whole
+    return min(here.offset or history, history) - 1
+
+
+def _one_more(request: RequestSpec) -> RequestSpec:
+    """The same request with one token more than the context holds."""
+    return replace(
+        request,
+        name=f"{request.name}.over",
+        max_new_tokens=request.max_new_tokens + 1,
+        refused=Refusal.CONTEXT,
+        closes_after=None,
+        logprobs=False,
+        top_logprobs=0,
+    )

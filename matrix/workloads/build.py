@@ -18,11 +18,14 @@ from random import Random
 from typing import Any, Final
 from zlib import crc32
 
-from specmatrix.matrix.cells.cell import HYBRIDS, SHORT_CONTEXT, TIGHT_TOKENS, Cell
-from specmatrix.matrix.cells.start_settings import session_retract
-from specmatrix.matrix.workloads.boundaries import CROWD, within_answers
-from specmatrix.matrix.workloads.context_limit import fill_context
-from specmatrix.matrix.workloads.endings import with_both_rounds, with_end_inside
+from specmatrix.matrix.cells.cell import HYBRIDS, SHORT_CONTEXT, TIGHT_TOKENS, Cell, session_retract
+from specmatrix.matrix.workloads.boundaries import (
+    CROWD,
+    fill_context,
+    with_both_rounds,
+    with_end_inside,
+    within_answers,
+)
 from specmatrix.matrix.workloads.grammars import constrained
 from specmatrix.matrix.workloads.neighbours import alternating
 from specmatrix.matrix.workloads.predicted import Prediction, predict, shape_of

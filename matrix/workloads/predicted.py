@@ -9,8 +9,7 @@ from typing import Final, NamedTuple
 from specmatrix.engine.core.config.asked import Resolved
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.model_facts import zoo_facts
+from specmatrix.matrix.cells.cell import Cell, zoo_facts
 from specmatrix.matrix.workloads.finish import Ending, ending, text_of
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.stored_oracle import oracle_index, oracle_of

@@ -9,9 +9,8 @@ from functools import cached_property
 from specmatrix.engine.core.config.asked import EngineConfig, Facts, Resolved
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cells.cell import Cell, instrumented
+from specmatrix.matrix.cells.cell import Cell, instrumented, zoo_facts
 from specmatrix.matrix.cells.constraints import Constraint, Expect, expectation, explain
-from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.workloads.request import RequestSpec

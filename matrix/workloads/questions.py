@@ -10,8 +10,7 @@ import tokenizers
 from specmatrix import HOME
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.workloads.request import RequestSpec
-from specmatrix.matrix.zoo.gsm_mini import prompt_of
-from specmatrix.matrix.zoo.questions import read_questions
+from specmatrix.matrix.zoo.gsm_mini import prompt_of, read_questions
 from specmatrix.matrix.zoo.tokenizer import BOS_ID
 
 DATA: Final = HOME / "matrix" / "zoo" / "data"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from specmatrix.matrix.cells.start_settings import SessionRetract
+from specmatrix.matrix.cells.cell import SessionRetract
 from specmatrix.matrix.workloads.request import Continuation, Refusal, RequestSpec
 
 # Idle timeout of the first session in seconds, and a clock advance beyond it.

@@ -11,12 +11,9 @@ from torch import Tensor, nn
 
 from specmatrix.matrix.zoo.bundled_net import DeepseekNet, HybridNet
 from specmatrix.matrix.zoo.config_json import config_of
-from specmatrix.matrix.zoo.dflash2_net import Dflash2Net
-from specmatrix.matrix.zoo.dflash_net import DflashNet
-from specmatrix.matrix.zoo.dspark_net import DsparkNet
-from specmatrix.matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
+from specmatrix.matrix.zoo.heads import Dflash2Net, DflashNet, DsparkNet, EagleNet, FeatureNet, Shared
 from specmatrix.matrix.zoo.net import CausalNet
-from specmatrix.matrix.zoo.recipes import Recipe, Shape
+from specmatrix.matrix.zoo.registry import Recipe, Shape
 
 STORED: Final = torch.float16
 # What every checkpoint has beside config.json, weights and tokenizer.json; drafts have no generation_config.json.

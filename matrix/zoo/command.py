@@ -7,10 +7,8 @@ from pathlib import Path
 
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.zoo import absolute, card, registry
-from specmatrix.matrix.zoo.recipes import RECIPES
-from specmatrix.matrix.zoo.registry import CHECKPOINTS
-from specmatrix.reports.render.console import print_answer
-from specmatrix.reports.render.progress import waiting
+from specmatrix.matrix.zoo.registry import CHECKPOINTS, RECIPES
+from specmatrix.reports.render.console import print_answer, waiting
 
 
 def list_models(json_: bool = False) -> int:

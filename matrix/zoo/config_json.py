@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from specmatrix.matrix.zoo.recipes import Recipe
+from specmatrix.matrix.zoo.registry import Recipe
 
 
 def config_of(recipe: Recipe, target: Recipe | None) -> dict[str, Any]:

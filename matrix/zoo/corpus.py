@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 
 from specmatrix.matrix.zoo.gsm_mini import in_form, problem, prompt_of
-from specmatrix.matrix.zoo.recipes import Data
+from specmatrix.matrix.zoo.registry import Data
 from specmatrix.matrix.zoo.tokenizer import EOS_ID
 
 CHUNK = 4096

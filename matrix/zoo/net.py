@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from specmatrix.matrix.zoo.recipes import Shape
+from specmatrix.matrix.zoo.registry import Shape
 
 # Index, among captured layers, of the target's state after its final norm.
 FINAL: Final = -1

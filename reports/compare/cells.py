@@ -11,8 +11,7 @@ from specmatrix.reports.compare.acknowledge import Acknowledged
 from specmatrix.reports.compare.cell_state import MIN_EFFECT, CellChange, ChangeState, Effect, GateChange, PathChange
 from specmatrix.reports.compare.evidence import allowed_loss, is_bounded, lost_evidence, shrunk
 from specmatrix.reports.compare.rewrites import PathChanges, new_rewrites, signature
-from specmatrix.reports.gate_numbers import GATES
-from specmatrix.reports.schema import RED_STATES, CellResult, CellState, is_waived
+from specmatrix.reports.schema import GATES, RED_STATES, CellResult, CellState, is_waived
 from specmatrix.reports.speed import OF_BOTH, OWN, RATIOS
 from specmatrix.reports.wording import shorten_pair, shorten_rewrite
 

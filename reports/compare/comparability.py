@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from specmatrix.reports.compare.cell_state import Mismatch, RuleChange
-from specmatrix.reports.gate_numbers import GATES
-from specmatrix.reports.schema import REFERENCE, Header, Json
+from specmatrix.reports.schema import GATES, REFERENCE, Header, Json
 from specmatrix.reports.speed import SPEED
 
 NUMERIC: Final = ("acceptance", "accuracy")

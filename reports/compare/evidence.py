@@ -10,9 +10,8 @@ from statistics import median
 from typing import Final
 
 from specmatrix.reports.compare.cell_state import FALSE_DISCOVERY_RATE, MIN_EFFECT, TOLERANCE, Effect
-from specmatrix.reports.gate_numbers import AMOUNTS, NUMBERS
 from specmatrix.reports.lengths import length_interval, number, positive, positives
-from specmatrix.reports.schema import CellResult, GateResult
+from specmatrix.reports.schema import AMOUNTS, NUMBERS, CellResult, GateResult
 from specmatrix.reports.speed import FIXED, RATIOS, SPEED, drift, obstacle, ratio_shift, ratios
 from specmatrix.reports.stats import NORMAL, Z95, benjamini_hochberg, mcnemar, paired_difference, ratio_change
 from specmatrix.reports.wording import count

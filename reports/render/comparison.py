@@ -8,12 +8,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from specmatrix.reports.atomic import check_place, held, write_text
 from specmatrix.reports.compare.cell_state import CellChange, ChangeState, Comparison
 from specmatrix.reports.compare.cells import effect_text
 from specmatrix.reports.compare.compare import comparison_record
 from specmatrix.reports.render.markup import html, markdown
 from specmatrix.reports.render.plots import Point, Row, strip_plot
+from specmatrix.reports.store import check_place, held, write_text
 
 COMPARISON_NAME: Final = "comparison"
 MAX_CELLS: Final = 1000

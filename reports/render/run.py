@@ -11,10 +11,8 @@ from typing import Final, NamedTuple
 from msgspec import to_builtins
 from msgspec.structs import asdict
 
-from specmatrix.reports.atomic import write_text
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.effective import effective
-from specmatrix.reports.gate_numbers import GATES
 from specmatrix.reports.groups import RedGroup, failure_name, red_groups
 from specmatrix.reports.lengths import positive
 from specmatrix.reports.render.markup import html, markdown
@@ -28,6 +26,7 @@ from specmatrix.reports.render.plots import (
 )
 from specmatrix.reports.schema import (
     GATE_STATES,
+    GATES,
     MARKDOWN_FILE,
     PAGE_FILE,
     RED_STATES,
@@ -38,7 +37,7 @@ from specmatrix.reports.schema import (
     is_waived,
 )
 from specmatrix.reports.speed import speed_text
-from specmatrix.reports.store import Report
+from specmatrix.reports.store import Report, write_text
 from specmatrix.reports.summary import STATE_KEYS, Summary, summarise, write_summary
 from specmatrix.reports.wording import build, count, failure, shorten
 

@@ -10,11 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from specmatrix.matrix.zoo.dflash2_net import Dflash2Net
-from specmatrix.matrix.zoo.dflash_net import DflashNet
-from specmatrix.matrix.zoo.dspark_net import DsparkNet
-from specmatrix.matrix.zoo.eagle_net import Shared
-from specmatrix.matrix.zoo.recipes import RECIPES, BlockHeads, Dflash2Parts
+from specmatrix.matrix.zoo.heads import Dflash2Net, DflashNet, DsparkNet, Shared
+from specmatrix.matrix.zoo.registry import RECIPES, BlockHeads, Dflash2Parts
 from tests.support.random_drafts import Shapes
 
 NOTHING = torch.empty(0)

@@ -8,7 +8,7 @@ from typing import Any
 from specmatrix import HOME
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.memory.replay import replay
+from specmatrix.engine.core.memory.ledger import replay
 from specmatrix.engine.core.schedule.request import SamplingParams
 
 ZOO = HOME / "matrix" / "zoo" / "checkpoints"

@@ -6,7 +6,7 @@ from specmatrix.engine.core.draft.depth import DraftSteps
 from specmatrix.engine.core.memory.groups import FullAttention, SlidingWindow
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
-from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.observe.step_counter import Counters
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 
 

@@ -15,7 +15,7 @@ from specmatrix.ci.local import ShardJob, received
 from specmatrix.ci.run_options import RunOptions
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.run.record import record
+from specmatrix.matrix.run.provenance import record
 from specmatrix.matrix.run.waivers import waive
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.workloads.prepared_cell import prepare

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from specmatrix.matrix.faults.patch import Edit
+from specmatrix.matrix.faults.fault import Edit
 from specmatrix.reports.compare import Acknowledgement
 from specmatrix.reports.yaml_text import parse_yaml
 

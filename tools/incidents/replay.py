@@ -20,9 +20,8 @@ from specmatrix import HOME, __version__
 from specmatrix.engine.core.config.defaults import DEFAULTS
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cells.cell import Cell, order
-from specmatrix.matrix.cells.model_facts import zoo_facts
-from specmatrix.matrix.faults.patch import Patch
+from specmatrix.matrix.cells.cell import Cell, order, zoo_facts
+from specmatrix.matrix.faults.fault import Patch
 from specmatrix.matrix.faults.plant import SECONDS, Processes, environment, planted, trial
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.provenance import run_header

@@ -16,8 +16,8 @@ import msgspec
 
 from specmatrix.errors import ConfigError
 from specmatrix.options import WORKERS
-from specmatrix.reports.atomic import write_text
 from specmatrix.reports.stats import wilson
+from specmatrix.reports.store import write_text
 from specmatrix.reports.wording import count
 from tools.mutants.judging import ENGINE, Judge, Outcome
 from tools.mutants.mutations import Mutant, equivalents, named_mutant, sample_of

@@ -21,10 +21,8 @@ from specmatrix import HOME
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.lockfile import stage_cells
-from specmatrix.matrix.cover.order import in_order
-from specmatrix.matrix.cover.selection import of_gpus
-from specmatrix.matrix.faults.fault import Fault
-from specmatrix.matrix.faults.loader import catalogue
+from specmatrix.matrix.cover.selection import in_order, of_gpus
+from specmatrix.matrix.faults.fault import Fault, catalogue
 from specmatrix.matrix.faults.plant import HUNG, CellVerdict, Plantable, Processes, environment, planted, trial
 from specmatrix.reports.schema import RED_STATES, REFERENCE
 from tools.mutants.mutations import Mutant

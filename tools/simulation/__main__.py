@@ -8,7 +8,7 @@ from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Sequence
 
-from specmatrix.reports.render.progress import waiting
+from specmatrix.reports.render.console import waiting
 from specmatrix.reports.wording import count
 from tools.simulation.scenario import draw
 from tools.simulation.sweep import Sweep, SweepFailure, attempt, reduce, sweep

@@ -14,11 +14,10 @@ from specmatrix.engine.core.draft.depth import DraftSteps
 from specmatrix.engine.core.memory.groups import FullAttention, PageGroup
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
-from specmatrix.engine.core.observe.counters import Counters
-from specmatrix.engine.core.schedule.request import Finish, OutputText, Request, SamplingParams
+from specmatrix.engine.core.observe.step_counter import Counters
+from specmatrix.engine.core.schedule.request import Finish, OutputText, Request, SamplingParams, StopRules
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.step import PlanRow, StepPlan, StepResult
-from specmatrix.engine.core.schedule.stop_rules import StopRules
 from specmatrix.engine.loop import Loop
 
 VOCAB = 11

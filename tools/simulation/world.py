@@ -11,8 +11,7 @@ from typing import Final
 
 from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot
 from specmatrix.engine.core.memory.groups import SlidingWindow
-from specmatrix.engine.core.memory.ledger import Entry
-from specmatrix.engine.core.memory.replay import replay
+from specmatrix.engine.core.memory.ledger import Entry, replay
 from specmatrix.engine.core.schedule.request import Phase, Request, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams, Sessions
 from specmatrix.engine.core.schedule.step import StepResult

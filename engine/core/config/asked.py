@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args, get_origin
 
 from specmatrix.engine.core.config.adaptive_file import Slots, inline
 from specmatrix.engine.core.draft.ngram_index import NgramOptions
-from specmatrix.engine.core.draft.suffix_cache import SuffixOptions
+from specmatrix.engine.core.draft.suffix_tree import SuffixOptions
 from specmatrix.errors import ConfigError, nearest, shown
 
 AUTO: Final = "auto"

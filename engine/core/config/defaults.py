@@ -16,8 +16,7 @@ from specmatrix.engine.core.config.context import RuleContext, Value, gram_width
 from specmatrix.engine.core.config.rules.devices import DEFAULT_GRAPH_BATCH, graphless, largest_batch, on_gpu
 from specmatrix.engine.core.config.rules.draft import prediction_layers
 from specmatrix.engine.core.config.rules.suffix import suffix_options
-from specmatrix.engine.core.draft.algorithms import Topology
-from specmatrix.engine.core.draft.tree import tree_pool
+from specmatrix.engine.core.draft.algorithms import Topology, tree_pool
 
 MAX_AUTO_TOKENS: Final = 65_536
 INTERVAL: Final = 256  # SGLang's mamba_track_interval

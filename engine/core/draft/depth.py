@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot, Slots, middle, union
-from specmatrix.engine.core.draft.policy import AdaptivePolicy, Decision
-from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.draft.throughput import AdaptivePolicy, Decision
+from specmatrix.engine.core.observe.step_counter import Counters
 from specmatrix.engine.core.schedule.step import padded
 from specmatrix.errors import EngineBug, shown
 

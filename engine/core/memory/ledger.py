@@ -14,6 +14,8 @@ Laws (`check`), in every group:
 5. a cached page is complete: every row that uses it has committed all of its positions;
 6. an account owns the pages of every position that a later query reads;
 7. a held account has nothing in flight and no page past its committed positions.
+
+Journal replay: audits a run's ledger operations, on any machine and at any time later.
 """
 
 from __future__ import annotations
@@ -23,8 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Final, TypeAlias
 
-from specmatrix.engine.core.memory.account import Account, GroupPages, spans
-from specmatrix.engine.core.memory.groups import CACHE, PageCounts, PageGroup
+from specmatrix.engine.core.memory.groups import CACHE, KINDS, Account, GroupPages, PageCounts, PageGroup, spans
 from specmatrix.errors import EngineError, LedgerError
 
 KEPT: Final = 4096  # most recent journal entries kept
@@ -294,3 +295,46 @@ def _end(operation: str, account: Account, width: int) -> int:
     if width < 1:
         raise LedgerError(f"{operation}: request {account.rid} asks for {width} positions")
     return account.end + width
+
+
+CHECK_EVERY: Final = 64
+
+
+def replay(journal: Iterable[Entry]) -> Ledger:
+    """Re-run a journal on a fresh ledger. Checks the touched row's laws after every operation, and all laws every
+    CHECK_EVERY operations and at the end.
+
+    Raises LedgerError if a law is broken, if an operation does not give what was recorded, or if the journal is an old
+    one, which does not begin with its groups.
+    """
+    entries = iter(journal)
+    first = next(entries, None)
+    if first is None or first[0] != HEADER:
+        raise LedgerError(f"a journal begins with its KV groups, this one with {first}: it is old, record it again")
+    _, _, page_size, groups = first
+    ledger = Ledger(*[KINDS[kind](pages, page_size, *sizes) for kind, pages, *sizes in groups])
+    latest: deque[Entry] = deque(maxlen=1)
+    ledger.subscribe(latest.append)
+    for index, entry in enumerate(entries, 1):
+        _repeat(ledger, index, entry)
+        if latest[0] != entry:
+            raise LedgerError(f"journal entry {index}: the run recorded {entry}, but its replay gives {latest[0]}")
+        ledger.check_row(entry[1])
+        if index % CHECK_EVERY == 0:
+            ledger.check()
+    ledger.check()
+    return ledger
+
+
+def _repeat(ledger: Ledger, index: int, entry: Entry) -> None:
+    operation, rid, amount, pages = entry
+    if operation == "open":
+        ledger.open(rid, pages[0] if pages else ())
+    elif operation == "evict":
+        ledger.evict(*pages[0])
+    elif operation in ("cancel", "close"):
+        getattr(ledger, operation)(rid)
+    elif operation in ("reserve", "launch", "settle", "donate", "hold", "resume"):
+        getattr(ledger, operation)(rid, amount)
+    else:
+        raise LedgerError(f"journal entry {index}: unknown operation {operation!r}")

@@ -10,7 +10,7 @@ from specmatrix.engine.core.memory.groups import PageGroup
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.core.memory.session_kv import SessionKV
-from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.observe.step_counter import Counters
 from specmatrix.engine.core.schedule.request import Phase, Request
 from specmatrix.errors import RequestError
 

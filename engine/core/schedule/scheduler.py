@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 
+from specmatrix.engine.core.draft.algorithms import nodes_within
 from specmatrix.engine.core.draft.depth import DraftSteps
-from specmatrix.engine.core.draft.tree import nodes_within
 from specmatrix.engine.core.draft.verify_budget import VerifyBudget
-from specmatrix.engine.core.memory.account import Account
+from specmatrix.engine.core.memory.groups import Account
 from specmatrix.engine.core.memory.ledger import Ledger, OutOfPages, Pages
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.core.memory.session_kv import SessionKV
-from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.observe.step_counter import Counters
 from specmatrix.engine.core.schedule.admission import Admission
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request
 from specmatrix.engine.core.schedule.step import NewPages, PlanRow, StepPlan

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.models.config import ModelConfig
-from specmatrix.engine.models.layers import Attend, DecoderLayer, Norm
+from specmatrix.engine.models.layers import Attend, DecoderLayer, Norm, Workspace
 from specmatrix.engine.models.weights import WeightReader
-from specmatrix.engine.models.workspace import Workspace
 
 
 class ConvolvedLayer(DecoderLayer):

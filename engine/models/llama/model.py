@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from specmatrix.engine.device.pool import KVLayout
 from specmatrix.engine.models.causal_lm import CausalLM
-from specmatrix.engine.models.layers import DecoderLayer
+from specmatrix.engine.models.layers import DecoderLayer, Workspace, Workspaces
 from specmatrix.engine.models.weights import WeightReader
-from specmatrix.engine.models.workspace import Workspace, Workspaces
 
 
 class Llama(CausalLM):

@@ -15,7 +15,6 @@ import httpx
 from specmatrix.child_process import ChildProcess, users_environment
 from specmatrix.errors import ConfigError, shown, text_of
 from specmatrix.matrix.subjects.http.endpoint import FLAGS, SPEC_VERSION, Endpoint
-from specmatrix.matrix.subjects.http.launch_flags import spec_version
 from specmatrix.matrix.subjects.protocol import Answer, SubjectRequest
 
 # A server without an answer for this long counts as hung.
@@ -159,6 +158,11 @@ def started(
             printed = f"end of its output:\n{said}" if said else "it printed nothing"
             raise ConfigError(f"the server of {name} {what}; {printed}")
     return connection, process
+
+
+def spec_version(flags: Mapping[str, Any]) -> str:
+    """The spec version of a command's flags, for servers that choose it by its own option."""
+    return {True: "v1", False: "v2", None: "auto"}[flags.get("disable_overlap_schedule")]
 
 
 def flag_words(flags: Mapping[str, Any]) -> list[str]:

@@ -13,6 +13,8 @@ FLAGS: Final = "{flags}"
 SPEC_VERSION: Final = "{spec_version}"
 # Paths at which servers report their configuration, in current and earlier versions of SGLang.
 INFO: Final = ("/server_info", "/get_server_info")
+# Aliases. SGLang runs NEXTN as EAGLE with the draft in the target's checkpoint.
+ALIASES: Final = {"NEXTN": ("NEXTN", "EAGLE"), "float32": ("float32", "float")}
 # The variant of a command that goes to the baseline server.
 BASELINE: Final = "baseline"
 NO_BASELINE: Final = "there is no server without speculation to compare with; give --baseline-url"
@@ -68,3 +70,10 @@ def endpoint_of(url: str | None, baseline_url: str | None, launch: str | None, k
             raise ConfigError("--api-key is for a server; give --url or --launch too")
         return None
     return Endpoint(url, baseline_url, launch, key)
+
+
+def same(flag: str, asked: object, running: object) -> bool:
+    """Whether a running value is what was asked for."""
+    if isinstance(asked, str):
+        return running in ALIASES.get(asked, (asked,))
+    return asked == running or (not asked and running in (None, False))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import MODELS, Cell
-from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, NO_BASELINE, Endpoint
-from specmatrix.matrix.subjects.http.launch_flags import START_RULES, biased, other_model, same, unmasked
+from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, NO_BASELINE, Endpoint, same
+from specmatrix.matrix.subjects.http.sglang import START_RULES, biased, other_model, unmasked
 from specmatrix.matrix.subjects.profiles import profile_of
 from specmatrix.matrix.subjects.protocol import (
     Answer,

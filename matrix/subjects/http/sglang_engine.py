@@ -12,8 +12,7 @@ from uuid import uuid4
 from specmatrix.child_process import ChildProcess
 from specmatrix.engine.core.config.defaults import SHAPE
 from specmatrix.matrix.subjects.http.connection import Connection, RefusedAsk, ask_all, launched
-from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, Endpoint
-from specmatrix.matrix.subjects.http.launch_flags import same
+from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, Endpoint, same
 from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, RunningEngine, SubjectRequest
 from specmatrix.matrix.workloads.predicted import RESOLVED_SHAPE
 from specmatrix.matrix.workloads.request import Continuation

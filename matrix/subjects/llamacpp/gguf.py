@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from specmatrix.errors import ConfigError, text_of
-from specmatrix.matrix.subjects.checkpoint_cache import kept
-from specmatrix.matrix.subjects.environment import LLAMACPP, SOURCE
+from specmatrix.matrix.subjects.environment import LLAMACPP, SOURCE, kept
 
 NEEDED: Final = ("torch", "transformers", "yaml", "tqdm", "requests")
 # The zoo's tokenizers are no published ones, and none has a SentencePiece model.

@@ -19,8 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from specmatrix.errors import ConfigError, text_of
-from specmatrix.matrix.subjects.checkpoint_cache import kept
-from specmatrix.matrix.subjects.environment import GENAI
+from specmatrix.matrix.subjects.environment import GENAI, kept
 from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, SubjectRequest
 from specmatrix.matrix.subjects.stepped import SentAsk, SteppedEngine
 from specmatrix.matrix.zoo.registry import resolve_path

@@ -14,8 +14,7 @@ import numpy as np
 import openvino
 import openvino_genai
 
-from specmatrix.matrix.subjects.checkpoint_cache import kept
-from specmatrix.matrix.subjects.environment import OPENVINO
+from specmatrix.matrix.subjects.environment import OPENVINO, kept
 from specmatrix.matrix.subjects.openvino.eagle3 import FUSED, as_draft, as_llama, name_layers
 
 TYPES: Final = {"F16": np.float16, "F32": np.float32, "I64": np.int64, "BOOL": np.bool_}

@@ -8,8 +8,7 @@ from typing import Final
 
 from specmatrix.engine.core.config.asked import AUTO, Reason
 from specmatrix.engine.core.config.context import Conditions, Named, RuleContext, outside
-from specmatrix.engine.core.draft.algorithms import ALGORITHMS, FINAL, Topology, Traits
-from specmatrix.engine.core.draft.tree import tree_pool
+from specmatrix.engine.core.draft.algorithms import ALGORITHMS, FINAL, Topology, Traits, tree_pool
 
 MULTI_LAYER: Final = "enable_multi_layer_eagle"
 

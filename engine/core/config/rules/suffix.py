@@ -5,8 +5,7 @@ from typing import Final
 
 from specmatrix.engine.core.config.asked import UNASKED
 from specmatrix.engine.core.config.context import Conditions, Named, RuleContext, outside
-from specmatrix.engine.core.draft.suffix_cache import GIB, SuffixOptions
-from specmatrix.engine.core.draft.suffix_tree import TEXT_BYTES, TOKEN_BYTES
+from specmatrix.engine.core.draft.suffix_tree import GIB, TEXT_BYTES, TOKEN_BYTES, SuffixOptions
 
 PREFIX: Final = "speculative_suffix_"
 FLAGS: Final = tuple(name for name in UNASKED if name.startswith(PREFIX))

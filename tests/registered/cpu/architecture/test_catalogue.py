@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.matrix.faults.fault import catalogue, sources
 from specmatrix.matrix.faults.kill_matrix import DETECTORS
-from specmatrix.matrix.faults.loader import catalogue
-from specmatrix.matrix.faults.patch import sources
 from specmatrix.matrix.faults.plant import planted
 
 # The classes of defects that this engine can have; the others need recurrent state.

@@ -21,7 +21,7 @@ from specmatrix.matrix.cli.cells import explain
 from specmatrix.matrix.cli.flags import FLAGS, flags_of
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.cover.selection import WEIGHTS, select
-from specmatrix.matrix.faults.loader import catalogue
+from specmatrix.matrix.faults.fault import catalogue
 from tests.support.command_words import parsed
 
 README = HOME / "README.md"

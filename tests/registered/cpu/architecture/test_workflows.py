@@ -14,7 +14,7 @@ import yaml
 from specmatrix import HOME, __version__
 from specmatrix.matrix.cells.tiers import TIERS
 from specmatrix.matrix.cells.tiers import tier as find_tier
-from specmatrix.matrix.faults.loader import catalogue
+from specmatrix.matrix.faults.fault import catalogue
 from tests.support.command_words import parsed
 
 WORKFLOWS = HOME / ".github" / "workflows"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specmatrix.engine.spec.autoregressive import AutoregressiveDrafter
-from specmatrix.engine.spec.parallel import ParallelDrafter
+from specmatrix.engine.spec.dflash import ParallelDrafter
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.gates.leaks import LeaksGate

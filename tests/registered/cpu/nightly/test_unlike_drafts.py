@@ -27,7 +27,7 @@ from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
-from specmatrix.matrix.zoo import oracle_drafts
+from specmatrix.matrix.zoo import oracle
 from specmatrix.matrix.zoo.registry import CHECKPOINTS, resolve_path
 
 CELLS = (
@@ -110,7 +110,7 @@ def served(cell: str, locate: Callable[[str], Path] = resolve_path) -> tuple[Pre
 
 def followed(prepared: PreparedCell, run: Run) -> list[NaiveCheck]:
     """Each request's rounds against the naive drafts of `oracle_drafts.CHECKPOINTS`."""
-    drafts = oracle_drafts.Drafts(prepared.cell.target)
+    drafts = oracle.Drafts(prepared.cell.target)
     shape = combination(prepared.cell, run.resolved)[1:]
     return [
         naive_check(
@@ -138,7 +138,7 @@ def test_rounds_are_those_of_naive_drafts_of_the_same_files(cell, kind, tmp_path
     for gate in (LosslessGate(), FinishGate(), ScheduleGate()):
         outcome = gate.judge(prepared, run, baseline)
         assert outcome.state is State.PASS, f"{gate.name}: {outcome.message}"
-    monkeypatch.setattr(oracle_drafts, "CHECKPOINTS", tmp_path)
+    monkeypatch.setattr(oracle, "CHECKPOINTS", tmp_path)
     found = followed(prepared, run)
     assert [check.place for check in found] == [None] * len(found)
     assert sum(check.rounds for check in found) > 8

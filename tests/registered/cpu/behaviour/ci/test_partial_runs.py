@@ -9,12 +9,10 @@ import pytest
 from specmatrix.ci import local
 from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cover.order import stored_ranks
-from specmatrix.matrix.cover.selection import chosen_cells
+from specmatrix.matrix.cover.selection import chosen_cells, stored_ranks
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.gates.registry import GATES
-from specmatrix.matrix.run.provenance import run_header
-from specmatrix.matrix.run.record import lost, record
+from specmatrix.matrix.run.provenance import lost, record, run_header
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.render.run import view
 from specmatrix.reports.render.terminal import MAX_LISTED

@@ -17,8 +17,7 @@ from specmatrix.matrix.cover.selection import chosen_cells
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run import provenance
-from specmatrix.matrix.run.provenance import run_header
-from specmatrix.matrix.run.record import record
+from specmatrix.matrix.run.provenance import record, run_header
 from specmatrix.matrix.run.runner import reference_runner
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.render.run import view

@@ -14,8 +14,7 @@ from specmatrix.cli import main
 from specmatrix.matrix.cover.selection import chosen_cells
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.gates.registry import GATES
-from specmatrix.matrix.run.provenance import run_header
-from specmatrix.matrix.run.record import record
+from specmatrix.matrix.run.provenance import record, run_header
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.store import ReportWriter, load
 from tests.support import scripted_workers

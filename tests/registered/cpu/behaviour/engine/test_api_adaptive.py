@@ -66,7 +66,7 @@ def rising_and_falling(llm: LLM) -> list[tuple[int, ...]]:
 
 
 POLICY = """
-from specmatrix.engine.core.draft.policy import Decision
+from specmatrix.engine.core.draft.throughput import Decision
 
 class Mine:
     def __init__(self, slots, settings, steps):

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from specmatrix.engine.api import LLM
-from specmatrix.engine.core.schedule.request import Finish
+from specmatrix.engine.core.schedule.request import Finish, StopRules
 from specmatrix.engine.core.schedule.session import SessionParams
-from specmatrix.engine.core.schedule.stop_rules import StopRules
 from specmatrix.engine.parallel.client import RankedLLM
 from specmatrix.errors import ConfigError, EngineError, KernelError, LedgerError
 from tests.support.failing_steps import MOMENTS, PARAMS, PROMPTS, VERSIONS, at_rest, plant, start_engine

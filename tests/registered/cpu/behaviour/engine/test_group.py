@@ -18,11 +18,11 @@ from socket import SHUT_RDWR, socket
 
 import pytest
 
+from specmatrix.child_process import RemoteError
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
 from specmatrix.engine.parallel.group import GroupLease, RankGroup, RankLost, RanksDiverged, end_idle_group
 from specmatrix.engine.parallel.worker import Rank, RankSpec, serve
 from specmatrix.errors import EngineError, RequestError
-from specmatrix.remote import RemoteError
 from tests.support.rank_calls import InterruptedWaits, echo, os_of
 
 AWAITED, RELEASED = threading.Event(), threading.Event()

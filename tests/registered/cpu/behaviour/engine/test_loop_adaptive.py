@@ -10,11 +10,10 @@ import pytest
 from specmatrix.engine.build import _steps
 from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot
 from specmatrix.engine.core.config.resolve import resolve
-from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.observe.step_counter import Counters
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.errors import RequestError
-from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.model_facts import zoo_facts
+from specmatrix.matrix.cells.cell import Cell, zoo_facts
 from tools.simulation.toy import reference, request, toy_loop
 
 

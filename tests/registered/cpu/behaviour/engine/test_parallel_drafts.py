@@ -8,7 +8,7 @@ import torch
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
-from specmatrix.engine.spec.parallel import ParallelDrafter
+from specmatrix.engine.spec.dflash import ParallelDrafter
 
 
 @pytest.mark.parametrize("context", (42, 43, 47))

@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.observe.step_counter import Counters
 from specmatrix.engine.core.schedule.grammar import Constraint
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.step import PlanRow, StepPlan

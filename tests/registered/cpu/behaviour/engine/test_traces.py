@@ -20,11 +20,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.observe.counters import COUNTERS, GPU, RANKS, ZERO
+from specmatrix.engine.core.observe.step_counter import COUNTERS, GPU, RANKS, ZERO
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.errors import RequestError
-from specmatrix.matrix.cells import start_settings
+from specmatrix.matrix.cells.cell import ADAPTIVE_TEXTS
 from tests.support.engines import CHECKPOINTS, DRAFTS, TARGETS
 from tests.support.failing_steps import at_rest
 
@@ -40,7 +40,7 @@ PARAMS: dict[str, dict[str, object]] = {
 }
 CHAIN = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
 TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 6}
-ADAPTIVE = {"speculative_adaptive": True, "speculative_adaptive_config": start_settings.TEXTS["tiers"]}
+ADAPTIVE = {"speculative_adaptive": True, "speculative_adaptive_config": ADAPTIVE_TEXTS["tiers"]}
 SUBJECTS = (
     ("NONE", {}),
     ("EAGLE3", TREE),

@@ -15,7 +15,7 @@ import pytest
 from specmatrix import HOME
 from specmatrix.child_process import ChildProcess
 from specmatrix.cli import main
-from specmatrix.matrix.cli.contract import NoVerdictError, results
+from specmatrix.matrix.cli.subjects import NoVerdictError, results
 
 TEXT = (HOME / "examples" / "copy_the_prompt.py").read_text(encoding="utf-8")
 PROPOSE = "        text = batch.carried"
@@ -79,7 +79,7 @@ def pretended(tmp_path, monkeypatch):
         (tmp_path / "pretended.py").write_text(code, encoding="utf-8")
 
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr("specmatrix.matrix.cli.contract.CHILD", "pretended")
+    monkeypatch.setattr("specmatrix.matrix.cli.subjects.CHILD", "pretended")
     return write
 
 

@@ -16,10 +16,10 @@ from rich.console import Console
 from specmatrix import HOME
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cover.lockfile import stage_cells
-from specmatrix.matrix.cover.order import in_order
+from specmatrix.matrix.cover.selection import in_order
 from specmatrix.matrix.faults.command import faults, kill_table, list_faults, select
+from specmatrix.matrix.faults.fault import catalogue, delays
 from specmatrix.matrix.faults.kill_matrix import DETECTORS, Kill, Matrix
-from specmatrix.matrix.faults.loader import catalogue, delays
 from specmatrix.reports.render.console import WIDE
 
 

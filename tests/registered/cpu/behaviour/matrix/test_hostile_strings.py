@@ -20,7 +20,7 @@ import pytest
 
 from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.reports import atomic
+from specmatrix.reports import store
 from specmatrix.reports.history import add, flaky, read
 from specmatrix.reports.schema import (
     CellRecord,
@@ -198,7 +198,7 @@ def test_four_writers_of_one_history_leave_every_run_whole(tmp_path, monkeypatch
 @pytest.mark.parametrize("words", ["compare IN IN --out", "review IN --out"])
 def test_whoever_writes_several_files_into_a_folder_is_alone_there(words, tmp_path, monkeypatch):
     given, out = {"IN": write_report(tmp_path / "in", {"none": {}})}, tmp_path / "out"
-    real, named = atomic.publish, set[str]()
+    real, named = store.publish, set[str]()
 
     def watched(file: BufferedWriter, path: Path) -> None:
         folder = os.open(out, os.O_RDONLY)
@@ -208,6 +208,6 @@ def test_whoever_writes_several_files_into_a_folder_is_alone_there(words, tmp_pa
         named.add(path.name)
         real(file, path)
 
-    monkeypatch.setattr(atomic, "publish", watched)
+    monkeypatch.setattr(store, "publish", watched)
     assert main([*(str(given.get(word, word)) for word in words.split()), str(out)]) in (0, 1)
     assert len(named) > 1 and named <= {path.name for path in out.rglob("*")}

@@ -10,8 +10,7 @@ import pytest
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.command import select
-from specmatrix.matrix.faults.fault import Fault
-from specmatrix.matrix.faults.patch import sources
+from specmatrix.matrix.faults.fault import Fault, sources
 from specmatrix.matrix.faults.plant import ROOT, planted, trial
 from specmatrix.matrix.faults.trial import main
 
@@ -32,7 +31,7 @@ def test_the_copy_holds_the_fault_and_the_sources_do_not():
 
 
 HANGING = """
-from specmatrix.matrix.faults.loader import catalogue
+from specmatrix.matrix.faults.fault import catalogue
 from specmatrix.matrix.faults.plant import planted
 with planted(catalogue()[0].patch) as tree:
     print(tree, flush=True)

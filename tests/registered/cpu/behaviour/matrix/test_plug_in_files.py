@@ -39,8 +39,8 @@ def unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
 VALUE = "from specmatrix.matrix.cells.own_values import register_value\nregister_value('page_size', {!r}, 'p8')\n"
 GATE = "from specmatrix.matrix.gates.registry import GATES, register_gate\nregister_gate(GATES[0])\n"
 FAULT = (
-    "from specmatrix.matrix.faults.loader import catalogue, register_fault\nregister_fault(catalogue()[0])\n",
-    "from specmatrix.matrix.faults.loader import register_fault\nregister_fault('late')\n",
+    "from specmatrix.matrix.faults.fault import catalogue, register_fault\nregister_fault(catalogue()[0])\n",
+    "from specmatrix.matrix.faults.fault import register_fault\nregister_fault('late')\n",
 )
 
 

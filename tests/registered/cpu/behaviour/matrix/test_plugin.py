@@ -14,7 +14,7 @@ from specmatrix import HOME
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.plugin import items as cell_items
 from specmatrix.matrix.plugin.items import CellFailed, CellItem
-from specmatrix.matrix.run.record import record as record_of
+from specmatrix.matrix.run.provenance import record as record_of
 from specmatrix.matrix.run.runner import reference_runner
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.store import cell_from_json, load

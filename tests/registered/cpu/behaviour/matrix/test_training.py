@@ -9,13 +9,22 @@ import torch
 from specmatrix.matrix.zoo import card
 from specmatrix.matrix.zoo.bundled_net import DeepseekNet, HybridNet
 from specmatrix.matrix.zoo.corpus import Batch
-from specmatrix.matrix.zoo.dflash_net import DflashNet
-from specmatrix.matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
-from specmatrix.matrix.zoo.heads import Head, LanguageHead, mask_of, rotated, unroll, unrolled_attention, whole
+from specmatrix.matrix.zoo.heads import (
+    DflashNet,
+    EagleNet,
+    FeatureNet,
+    Head,
+    LanguageHead,
+    Shared,
+    mask_of,
+    rotated,
+    unroll,
+    unrolled_attention,
+    whole,
+)
 from specmatrix.matrix.zoo.net import CausalNet, rope_table
-from specmatrix.matrix.zoo.oracle_drafts import HeadDraft, RotatedDraft
-from specmatrix.matrix.zoo.recipes import RECIPES, Fit, Shape
-from specmatrix.matrix.zoo.registry import CHECKPOINTS
+from specmatrix.matrix.zoo.oracle import HeadDraft, RotatedDraft
+from specmatrix.matrix.zoo.registry import CHECKPOINTS, RECIPES, Fit, Shape
 from specmatrix.matrix.zoo.train import optimise, plan_of, train
 
 TINY = {"hidden_size": 24, "intermediate_size": 20}

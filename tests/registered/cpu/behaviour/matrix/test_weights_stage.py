@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 
 from specmatrix import HOME
-from specmatrix.matrix.faults.loader import catalogue
+from specmatrix.matrix.faults.fault import catalogue
 from specmatrix.matrix.faults.plant import planted
 from specmatrix.matrix.zoo.published.pairs import PAIRS
 from specmatrix.reports.store import load
@@ -26,7 +26,7 @@ from pathlib import Path
 from specmatrix.engine.api import LLM
 from specmatrix.matrix.accuracy.command import measure, write_record
 from specmatrix.matrix.accuracy.paired_run import Asking, of_pair
-from specmatrix.matrix.accuracy.weights import main_weights
+from specmatrix.matrix.accuracy.command import main_weights
 from tests.support.published_layouts import writer
 
 data, train, out = map(Path, sys.argv[1:])

@@ -9,7 +9,7 @@ import pytest
 
 from specmatrix.engine.server import limits
 from specmatrix.engine.server.chat_template import ChatTemplate
-from specmatrix.engine.server.refusals import Busy
+from specmatrix.engine.server.limits import Busy
 from specmatrix.errors import ConfigError, RequestError
 from tests.support.child_processes import children
 from tests.support.served import served, templated

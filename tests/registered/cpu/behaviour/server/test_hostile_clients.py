@@ -22,12 +22,11 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from specmatrix.engine.api import LLM
-from specmatrix.engine.core.schedule.request import SamplingParams
-from specmatrix.engine.core.schedule.stop_rules import readable
+from specmatrix.engine.core.schedule.request import SamplingParams, readable
 from specmatrix.engine.server import limits
 from specmatrix.engine.server.app import ServerOptions
 from specmatrix.engine.server.engine_thread import Submission, Ticket
-from specmatrix.engine.server.json_body import decoded
+from specmatrix.engine.server.limits import decoded
 from specmatrix.engine.server.openai_bodies import CompletionBody
 from specmatrix.engine.server.responses import built
 from specmatrix.errors import RequestError

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from specmatrix.cli import main
-from specmatrix.engine.core.memory.ledger import Entry
-from specmatrix.engine.core.memory.replay import replay
+from specmatrix.engine.core.memory.ledger import Entry, replay
 from specmatrix.engine.server.app import ServerOptions
 from specmatrix.engine.server.engine_thread import Ticket
 from specmatrix.errors import ConfigError, shown
@@ -25,9 +24,8 @@ from specmatrix.matrix.run.runner import subject_runner
 from specmatrix.matrix.subjects.contract import check_contract
 from specmatrix.matrix.subjects.http.connection import Connection, NotThere
 from specmatrix.matrix.subjects.http.endpoint import NO_BASELINE, Endpoint, endpoint_of
-from specmatrix.matrix.subjects.http.launch_flags import launch_flags, mismatches
 from specmatrix.matrix.subjects.http.openai import UNSAID
-from specmatrix.matrix.subjects.http.sglang import SglangSubject
+from specmatrix.matrix.subjects.http.sglang import SglangSubject, launch_flags, mismatches
 from specmatrix.matrix.subjects.protocol import EngineCommand, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.workloads.prepared_cell import prepare

@@ -10,7 +10,7 @@ from specmatrix.ci.shrink import Shrunk, reduced
 from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.run.record import crashed, judged
+from specmatrix.matrix.run.provenance import crashed, judged
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.reports.schema import CellResult, FailingRequest

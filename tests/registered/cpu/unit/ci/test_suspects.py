@@ -8,7 +8,7 @@ from specmatrix.ci.run import suspect_lines
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run import executed_lines
-from specmatrix.matrix.run.record import judged, lost
+from specmatrix.matrix.run.provenance import judged, lost
 from specmatrix.matrix.workloads.prepared_cell import prepare
 
 CHANGED = {"engine/loop.py": {4, 5, 9}}

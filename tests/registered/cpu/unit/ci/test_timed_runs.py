@@ -11,7 +11,7 @@ from specmatrix.ci.run import timed_workers
 from specmatrix.ci.run_options import RunOptions
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.run.record import lost
+from specmatrix.matrix.run.provenance import lost
 from specmatrix.matrix.workloads.prepared_cell import prepare
 
 CELL = Cell.from_id("eagle3.s3.v1")

@@ -8,11 +8,11 @@ import pytest
 
 from specmatrix.ci.local import ShardJob
 from specmatrix.ci.run_options import RunOptions
-from specmatrix.ci.variants import MAX_BESIDE, PASSES, causes, decided, runnable, variants
+from specmatrix.ci.shrink import MAX_BESIDE, PASSES, causes, decided, runnable, variants
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.run.record import judged
+from specmatrix.matrix.run.provenance import judged
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.groups import RedGroup, red_groups
 from specmatrix.reports.schema import CellResult, Waiver

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specmatrix.engine.core.memory.groups import SlidingWindow
-from specmatrix.engine.core.memory.replay import replay
+from specmatrix.engine.core.memory.ledger import replay
 from specmatrix.engine.core.schedule.request import Phase, SamplingParams
 from specmatrix.errors import LedgerError, RequestError
 from specmatrix.matrix.oracles.ledger import audit

@@ -16,10 +16,9 @@ from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.device.cuda_graphs import GIB
-from specmatrix.engine.memory_budget import LATER, Need, fits, models_of, needs
+from specmatrix.engine.memory_budget import LATER, Need, fits, group_memory, host_memory, models_of, needs
 from specmatrix.engine.models.loader import load_target
 from specmatrix.errors import ConfigError
-from specmatrix.host_memory import group_memory, host_memory
 from specmatrix.kernels.gated_delta import scratch
 from tests.support.engines import CHECKPOINTS, RUNS, engine
 

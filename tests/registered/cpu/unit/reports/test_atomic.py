@@ -4,8 +4,8 @@ from threading import Barrier
 
 import pytest
 
-from specmatrix.reports.atomic import replaced, write_text
 from specmatrix.reports.schema import ReportError
+from specmatrix.reports.store import replaced, write_text
 
 
 def test_text_replaces_text_and_leaves_nothing_beside_it(tmp_path):

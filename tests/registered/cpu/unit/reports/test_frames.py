@@ -8,8 +8,8 @@ import pytest
 
 import specmatrix
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.faults.fault import catalogue
 from specmatrix.matrix.faults.kill_matrix import Kill, Matrix
-from specmatrix.matrix.faults.loader import catalogue
 from specmatrix.reports.schema import GateResult, ReportError
 
 

@@ -2,8 +2,7 @@ import pytest
 from msgspec.json import decode, encode
 from msgspec.structs import replace
 
-from specmatrix.reports.gate_numbers import FAULTS
-from specmatrix.reports.schema import GateResult, Header, ReportError, Waiver, WaiverRule, check_cell, is_waived
+from specmatrix.reports.schema import FAULTS, GateResult, Header, ReportError, Waiver, WaiverRule, check_cell, is_waived
 from specmatrix.reports.store import ReportWriter
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 import specmatrix.reports.store
 from specmatrix.reports import schema
-from specmatrix.reports.gate_numbers import MAX_NUMBER
+from specmatrix.reports.schema import MAX_NUMBER
 from specmatrix.reports.store import ReportWriter, load
 
 TEXT = st.text(max_size=12)

@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 from scipy.stats import kstest
 
-from specmatrix.ci.merge import merge
+from specmatrix.ci.run import merge
 from specmatrix.matrix.cover.selection import select
+from specmatrix.matrix.gates.gate import FALSE_ALARMS
 from specmatrix.matrix.gates.registry import GATES
-from specmatrix.matrix.gates.thresholds import FALSE_ALARMS
 from specmatrix.reports import store
 from specmatrix.reports.render.run import run_markdown, run_page, view
 from specmatrix.reports.schema import CheaperStage, GateResult, ShardRecord, Waiver, WaiverRule, is_red

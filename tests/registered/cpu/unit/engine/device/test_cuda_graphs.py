@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specmatrix.engine.build import graphs_for
-from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.observe.step_counter import Counters
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.step import StepPlan
 from specmatrix.engine.device.cuda_graphs import CudaGraphs, GraphShape, pad_kv_len, padded

@@ -10,7 +10,7 @@ import warnings
 import pytest
 import torch
 
-from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.observe.step_counter import Counters
 from specmatrix.engine.device.cuda_graphs import CudaGraphs
 from specmatrix.engine.device.sync_counter import WAITED, SyncCounter
 

@@ -35,7 +35,7 @@ from specmatrix.engine.device.attention import StepAttention
 from specmatrix.engine.device.kv_groups import SplitAttention, StepStates, routes_of, windowed_bias
 from specmatrix.engine.device.pool import KVPool, StatePool
 from specmatrix.engine.models.causal_lm import CausalLM
-from specmatrix.engine.models.eagle3.model import Eagle3
+from specmatrix.engine.models.eagle.model import Eagle3
 from specmatrix.engine.models.standalone.model import Standalone
 from tests.support.random_drafts import eagle3_shapes
 

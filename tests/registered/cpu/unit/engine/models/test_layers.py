@@ -6,9 +6,16 @@ import pytest
 import torch
 
 from specmatrix.engine.models.config import ModelConfig
-from specmatrix.engine.models.layers import Norm, steady_sigmoid, steady_silu, stored
+from specmatrix.engine.models.layers import (
+    KEPT_ROWS,
+    KEPT_SHAPES,
+    Norm,
+    Workspaces,
+    steady_sigmoid,
+    steady_silu,
+    stored,
+)
 from specmatrix.engine.models.rope import RopeConfig
-from specmatrix.engine.models.workspace import KEPT_ROWS, KEPT_SHAPES, Workspaces
 
 CPU = torch.device("cpu")
 # 9 tokens, 12 wide, feed-forward layers of 7; 4 heads of 6, and 2 key heads.

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from specmatrix.engine.models.tokenizer import Tokenizer
-from specmatrix.engine.spec.corpus import read_corpus
+from specmatrix.engine.spec.builders import read_corpus
 from specmatrix.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specmatrix.engine.core.draft.tree import nodes_within
+from specmatrix.engine.core.draft.algorithms import nodes_within
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.device.relay import Relay

@@ -8,7 +8,7 @@ import pytest
 from specmatrix.errors import RequestError
 from specmatrix.matrix.accuracy.generation import parameters
 from specmatrix.matrix.accuracy.task import split
-from specmatrix.matrix.zoo.questions import DataError, read_questions
+from specmatrix.matrix.zoo.gsm_mini import DataError, read_questions
 
 
 def line(number, **changes: str):

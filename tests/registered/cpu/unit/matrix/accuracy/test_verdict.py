@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specmatrix.matrix.accuracy import verdict
+from specmatrix.matrix.accuracy import paired_run
 from specmatrix.matrix.accuracy.task import EXTRACTORS, Sample
 from specmatrix.matrix.gates.gate import State
 
@@ -21,22 +21,22 @@ def samples(right, n=40):
 
 def red(base, head):
     """The tests that fail."""
-    return [test.name for test in verdict.pair(base, head) if test.state is State.FAIL]
+    return [test.name for test in paired_run.pair(base, head) if test.state is State.FAIL]
 
 
 def test_equal_runs_pass_and_a_gain_is_no_loss():
-    tests = verdict.pair(samples(20), samples(20))
-    assert {test.state for test in tests} == {State.PASS} == {verdict.overall(tests, "")}
-    assert verdict.overall(tests, "nothing was drafted") is State.NOT_MEASURED
-    assert verdict.overall(verdict.pair(samples(12), samples(30)), "") is State.PASS
+    tests = paired_run.pair(samples(20), samples(20))
+    assert {test.state for test in tests} == {State.PASS} == {paired_run.overall(tests, "")}
+    assert paired_run.overall(tests, "nothing was drafted") is State.NOT_MEASURED
+    assert paired_run.overall(paired_run.pair(samples(12), samples(30)), "") is State.PASS
 
 
 def test_the_boundary_of_the_sequential_test():
-    passing, failing = verdict.pair(samples(20), samples(9)), verdict.pair(samples(20), samples(8))
+    passing, failing = paired_run.pair(samples(20), samples(9)), paired_run.pair(samples(20), samples(8))
     assert (passing[0].lost, failing[0].lost) == (11, 12)
-    assert len(passing) * verdict.ALPHA == verdict.FALSE_ALARMS
-    assert failing[0].p < verdict.ALPHA <= passing[0].p
-    assert (verdict.overall(passing, ""), verdict.overall(failing, "")) == (State.PASS, State.FAIL)
+    assert len(passing) * paired_run.ALPHA == paired_run.FALSE_ALARMS
+    assert failing[0].p < paired_run.ALPHA <= passing[0].p
+    assert (paired_run.overall(passing, ""), paired_run.overall(failing, "")) == (State.PASS, State.FAIL)
     assert failing[0].message == "the cell loses 12 questions of 40 and wins 0 (p = 0.0016, allowed 0.002)"
 
 
@@ -44,16 +44,16 @@ def test_a_loss_that_was_certain_once_stays_one():
     """A run may end there, so what follows must not change the verdict."""
     base, head = samples(30, n=60), samples(0, n=60)
     later = [replace(s, right=dict.fromkeys(EXTRACTORS, i >= 15)) for i, s in enumerate(head)]
-    assert verdict.pair(base[:15], later[:15])[0].state is State.FAIL
-    assert verdict.pair(base, later)[0].state is State.FAIL
-    assert (verdict.pair(base, later)[0].lost, verdict.pair(base, later)[0].won) == (15, 30)
+    assert paired_run.pair(base[:15], later[:15])[0].state is State.FAIL
+    assert paired_run.pair(base, later)[0].state is State.FAIL
+    assert (paired_run.pair(base, later)[0].lost, paired_run.pair(base, later)[0].won) == (15, 30)
 
 
 def test_fewer_right_answers_than_a_loss_needs_are_not_measured():
-    assert verdict.MIN_RIGHT == 12
-    assert verdict.overall(verdict.pair(samples(12), samples(12)), "") is State.PASS
-    thin = verdict.pair(samples(11), samples(11))
-    assert verdict.overall(thin, "") is State.NOT_MEASURED
+    assert paired_run.MIN_RIGHT == 12
+    assert paired_run.overall(paired_run.pair(samples(12), samples(12)), "") is State.PASS
+    thin = paired_run.pair(samples(11), samples(11))
+    assert paired_run.overall(thin, "") is State.NOT_MEASURED
     assert thin[0].message.startswith("the baseline answers 11 of 40 questions correctly; with fewer than 12")
 
 
@@ -71,12 +71,12 @@ def test_other_prompts_cannot_be_paired():
         ([*base[:2], replace(base[2], prompt_hash="other"), *base[3:]], "the prompts of line 3 differ between the"),
         (base[:-1], "the runs must answer the same questions, got 40 and 39$"),
     ):
-        with pytest.raises(verdict.PairingError, match=f"^{text}"):
-            verdict.pair(base, other)
+        with pytest.raises(paired_run.PairingError, match=f"^{text}"):
+            paired_run.pair(base, other)
 
 
 def test_counts():
-    numbers = verdict.counts(samples(3, n=5))
+    numbers = paired_run.counts(samples(3, n=5))
     assert numbers["right_strict-match"] == 3
     assert numbers["invalid_flexible-extract"] == numbers["ended_by_length"] == 0
     assert numbers["tokens_per_round"] == pytest.approx((55 - 5 - 5) / 20)
@@ -84,6 +84,8 @@ def test_counts():
 
 
 def test_a_cell_that_never_drafted_proves_nothing():
-    assert verdict.unproven("eagle3", {"spec.drafted": 9, "spec.accepted": 2}) == verdict.unproven("none", {}) == ""
+    assert (
+        paired_run.unproven("eagle3", {"spec.drafted": 9, "spec.accepted": 2}) == paired_run.unproven("none", {}) == ""
+    )
     text = "the cell requests eagle3, but spec.accepted stayed 0, so its answers prove nothing about speculation"
-    assert verdict.unproven("eagle3", {"spec.drafted": 9, "spec.accepted": 0}) == text
+    assert paired_run.unproven("eagle3", {"spec.drafted": 9, "spec.accepted": 0}) == text

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.accuracy.command import command, in_process, main_weights
 from specmatrix.matrix.accuracy.paired_run import Asking
+from specmatrix.matrix.accuracy.paired_run import pair as paired
 from specmatrix.matrix.accuracy.task import EXTRACTORS, Sample
-from specmatrix.matrix.accuracy.verdict import pair as paired
-from specmatrix.matrix.accuracy.weights import command, in_process, main_weights
 from specmatrix.matrix.zoo.published.pairs import ACCURACY, PAIRS, ModelPair, collapsed
 from specmatrix.reports.compare.compare import compare
 from specmatrix.reports.store import load
@@ -154,10 +154,10 @@ def test_a_process_of_its_own_says_what_the_machine_lacks(asking, tmp_path, monk
 
 
 def test_a_process_that_hangs_is_ended(monkeypatch):
-    monkeypatch.setattr("specmatrix.matrix.accuracy.weights.PAIR_SECONDS", 0.0)
+    monkeypatch.setattr("specmatrix.matrix.accuracy.command.PAIR_SECONDS", 0.0)
     monkeypatch.setattr(sys, "executable", "/bin/sh")
     # `sh -m specmatrix` would not run: a sleep stands for the command.
-    monkeypatch.setattr("specmatrix.matrix.accuracy.weights.PROGRAM", ("-c", "sleep 60"))
+    monkeypatch.setattr("specmatrix.matrix.accuracy.command.PROGRAM", ("-c", "sleep 60"))
     assert in_process([]) == (None, "")
 
 

@@ -4,8 +4,15 @@ import pytest
 
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.matrix.cells.axes import AXES, NAMES, START_AXES
-from specmatrix.matrix.cells.cell import AMPLE_TOKENS, ENGINE_SEED, TIGHT_TOKENS, Cell, order, parse_assignment
-from specmatrix.matrix.cells.start_settings import TEXTS
+from specmatrix.matrix.cells.cell import (
+    ADAPTIVE_TEXTS,
+    AMPLE_TOKENS,
+    ENGINE_SEED,
+    TIGHT_TOKENS,
+    Cell,
+    order,
+    parse_assignment,
+)
 from specmatrix.matrix.zoo.registry import CORPUS
 from tests.support.refusals import refusal
 
@@ -83,7 +90,7 @@ AMPLE = {"page_size": 1, "chunked_prefill_size": -1, "max_total_tokens": AMPLE_T
 
 
 def adaptive(name):
-    steps = {"speculative_adaptive": True, "speculative_adaptive_config": TEXTS[name], "spec_version": "v2"}
+    steps = {"speculative_adaptive": True, "speculative_adaptive_config": ADAPTIVE_TEXTS[name], "spec_version": "v2"}
     return EAGLE | AMPLE | steps
 
 
@@ -107,7 +114,7 @@ def adaptive(name):
             },
             "none.v1.sync.p16.nocache.c7.tight.m4.burst.mixed.length.abort_running",
         ),
-        *((f"eagle3.{name}.v2.ramp.length", adaptive(name), "none.v2.ramp.length") for name in TEXTS),
+        *((f"eagle3.{name}.v2.ramp.length", adaptive(name), "none.v2.ramp.length") for name in ADAPTIVE_TEXTS),
         ("none", AMPLE, "none"),
     ],
 )

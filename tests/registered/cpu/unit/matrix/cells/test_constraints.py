@@ -9,8 +9,7 @@ from specmatrix.engine.core.config.rules.table import RULES
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells import constraints
 from specmatrix.matrix.cells.axes import AXES, START_AXES, axis
-from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.model_facts import zoo_facts
+from specmatrix.matrix.cells.cell import Cell, zoo_facts
 from specmatrix.matrix.gates.registry import GATES
 from tests.support.refusals import refusal
 from tests.support.tables import table

@@ -3,10 +3,8 @@ import sys
 
 from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.matrix.cells.axes import axis
-from specmatrix.matrix.cells.cell import DRAFTS, MODELS, Cell
-from specmatrix.matrix.cells.model_facts import zoo_facts
-from specmatrix.matrix.zoo.recipes import RECIPES
-from specmatrix.matrix.zoo.registry import TARGETS
+from specmatrix.matrix.cells.cell import DRAFTS, MODELS, Cell, zoo_facts
+from specmatrix.matrix.zoo.registry import RECIPES, TARGETS
 
 
 def test_each_algorithm_brings_its_draft():
@@ -56,6 +54,6 @@ def test_widths_differ_so_that_a_mistaken_one_shows():
 
 def test_reading_them_imports_no_torch():
     code = "import sys; from specmatrix.matrix.cells.cell import Cell\n"
-    code += "from specmatrix.matrix.cells.model_facts import zoo_facts\n"
+    code += "from specmatrix.matrix.cells.cell import zoo_facts\n"
     code += "zoo_facts(Cell('eagle3')); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

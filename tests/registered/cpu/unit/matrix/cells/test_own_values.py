@@ -15,10 +15,10 @@ from specmatrix.matrix.cells.axes import INDEX, NAMES, OWN_VALUES, axis
 from specmatrix.matrix.cells.cell import DRAFTS, GPUS, MEANINGS, RANKS, SECONDS, TOKENS, Cell
 from specmatrix.matrix.cells.constraints import LEFT_OUT, explain
 from specmatrix.matrix.cells.own_values import add_algorithms, register_value
-from specmatrix.matrix.cover.generate import own_cells
+from specmatrix.matrix.cover.lock import own_cells
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.cover.selection import select
-from specmatrix.matrix.gates.session_baseline import has_session_baseline
+from specmatrix.matrix.gates.session import has_session_baseline
 from specmatrix.matrix.run.plugins import load_plugins
 from specmatrix.matrix.workloads.prepared_cell import prepare
 

@@ -12,9 +12,9 @@ from specmatrix.matrix.cells.axes import AXES, NAMES, START_AXES, axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, expect, explain
 from specmatrix.matrix.cells.enumerate import starts
-from specmatrix.matrix.cover import generate, verify
-from specmatrix.matrix.cover.generate import cover, negative_constraints, negatives, sweep
+from specmatrix.matrix.cover import lock, verify
 from specmatrix.matrix.cover.lock import PRESETS as BY_STAGE
+from specmatrix.matrix.cover.lock import cover, negative_constraints, negatives, sweep
 from specmatrix.matrix.cover.verify import PIVOTS, allowed, components, feasible, uncovered, uncovered_sweep
 
 PRESETS = BY_STAGE["smoke"] | BY_STAGE["pr"] | BY_STAGE["nightly"]
@@ -47,7 +47,7 @@ def test_every_enumerated_cell_runs_and_they_are_the_product_minus_forbidden_one
 
 
 def test_naming_and_covering_cells_imports_no_torch():
-    modules = "from specmatrix.matrix.cover import generate, lock, verify"
+    modules = "from specmatrix.matrix.cover import lock, verify"
     code = f"import sys; {modules}; verify.feasible(1); print('torch' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out == "False\n"
@@ -57,7 +57,7 @@ def test_naming_and_covering_cells_imports_no_torch():
 def small(monkeypatch) -> Iterator[list[Cell]]:
     """A product of two values an axis, and the presets that lie in it."""
     few = tuple(replace(axis, values=axis.values[:2]) for axis in AXES)
-    monkeypatch.setattr(generate, "AXES", few)
+    monkeypatch.setattr(lock, "AXES", few)
     monkeypatch.setattr(verify, "AXES", few)
     feasible.cache_clear()
     yield [cell for cell in map(Cell.from_id, PRESETS) if all(v in a.names for v, a in zip(cell, few, strict=True))]
@@ -98,7 +98,7 @@ def test_all_refused_and_rewritten_constraints_are_tested():
 
 
 def test_a_sweep_holds_every_request_pair_on_one_start():
-    start = Cell.from_id(generate.TABLE["sweeps"]["nightly"][0])
+    start = Cell.from_id(lock.TABLE["sweeps"]["nightly"][0])
     cells = sweep(start)
     assert {cell.start_key for cell in cells} == {start.start_key}
     assert uncovered_sweep(start, cells) == []

@@ -6,9 +6,17 @@ from pathlib import Path
 import pytest
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cli.lock import declared
+from specmatrix.matrix.cli.cells import declared
 from specmatrix.matrix.cover.lockfile import stage_cells
-from specmatrix.matrix.cover.order import ORDER_FILE, cheaper_stage, greedy, in_order, renew, stored_order, stored_ranks
+from specmatrix.matrix.cover.selection import (
+    ORDER_FILE,
+    cheaper_stage,
+    greedy,
+    in_order,
+    renew,
+    stored_order,
+    stored_ranks,
+)
 
 
 def kills(path: Path, faults: dict[str, list[str]], **seconds: float) -> Path:

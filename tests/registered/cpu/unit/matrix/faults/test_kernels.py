@@ -6,7 +6,7 @@ import pytest
 from specmatrix.kernels import check
 from specmatrix.kernels.registry import KERNELS
 from specmatrix.matrix.faults import kernels as laws
-from specmatrix.matrix.faults.loader import catalogue
+from specmatrix.matrix.faults.fault import catalogue
 from tests.support.refusals import refusal
 
 

@@ -8,7 +8,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.kill_matrix import Matrix, kill_of, shares
 from specmatrix.matrix.faults.plant import CellVerdict, Trial
-from specmatrix.matrix.run.record import record
+from specmatrix.matrix.run.provenance import record
 from specmatrix.matrix.workloads.prepared_cell import prepare
 
 FAULT = Fault("made-up", "race", "sglang#1", "part.py", "a", "b", ("lossless",), ("none",), "for a test")

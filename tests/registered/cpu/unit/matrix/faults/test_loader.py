@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from specmatrix.matrix.faults import loader
-from specmatrix.matrix.faults.fault import Edit, Fault
-from specmatrix.matrix.faults.loader import FIELDS, catalogue, delays, read_faults
+from specmatrix.matrix.faults import fault
+from specmatrix.matrix.faults.fault import FIELDS, Edit, Fault, catalogue, delays, read_faults
 from tests.support.refusals import refusal
 
 WRITTEN = """\
@@ -79,5 +78,5 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path: Path, before: str, after: 
 
 
 def test_a_catalogue_without_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(loader, "FOLDER", tmp_path)
-    assert "catalogue holds no fault files" in refusal(loader.catalogue.__wrapped__)
+    monkeypatch.setattr(fault, "FOLDER", tmp_path)
+    assert "catalogue holds no fault files" in refusal(fault.catalogue.__wrapped__)

@@ -13,7 +13,7 @@ from specmatrix.matrix.gates.acceptance import (
     same_range,
 )
 from specmatrix.matrix.gates.gate import Blame, State
-from specmatrix.matrix.gates.session_baseline import first_round_mismatch, from_a_start
+from specmatrix.matrix.gates.session import first_round_mismatch, from_a_start
 from specmatrix.matrix.subjects.protocol import Answer
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.questions import ORACLE_PROMPTS

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from specmatrix.matrix.gates.effective import EffectiveGate, nearest_first
+from specmatrix.matrix.gates.config import EffectiveGate, nearest_first
 from specmatrix.matrix.gates.evidence import EVIDENCE, GPU_EVIDENCE
 from specmatrix.matrix.gates.gate import Outcome, State
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.engine.core.config.resolve import resolve
-from specmatrix.matrix.cells.cell import Cell, asked
-from specmatrix.matrix.cells.model_facts import zoo_facts
+from specmatrix.matrix.cells.cell import Cell, asked, zoo_facts
 from specmatrix.matrix.cover.lock import PRESETS
 from specmatrix.matrix.gates.evidence import EVIDENCE, MIN_ROUNDS
 from specmatrix.matrix.subjects.protocol import Answer, Memory, Run

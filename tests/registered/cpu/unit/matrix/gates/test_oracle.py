@@ -8,8 +8,8 @@ import pytest
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.gates.oracle import OracleGate
-from specmatrix.matrix.oracles import margins
-from specmatrix.matrix.oracles.margins import margin
+from specmatrix.matrix.oracles import precision
+from specmatrix.matrix.oracles.precision import margin
 from specmatrix.matrix.workloads.questions import questions
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.stored_oracle import oracle_of
@@ -55,7 +55,7 @@ def test_margins_along_the_oracles_text_are_the_engines_and_go_on_behind_its_end
     ends = len(oracle_of(target).continuations[index])
     request = RequestSpec(f"q{index}", prompt_of(questions()[index][0]), ends + 9)
     stored = [margin(target, request, place) for place in range(ends + 10)]
-    monkeypatch.setattr(margins, "oracle_of", lambda _: None)
+    monkeypatch.setattr(precision, "oracle_of", lambda _: None)
     computed = [margin(target, request, place) for place in range(ends + 10)]
     within = [min(nats, CLOSE) for nats in computed[:ends]]
     assert stored == pytest.approx([*within, *computed[ends:]], abs=1e-4)

@@ -9,8 +9,7 @@ import pytest
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.gates.own import OwnGate
+from specmatrix.matrix.gates.gate import Outcome, OwnGate, State
 from specmatrix.matrix.gates.registry import OWN_GATES, all_gates, applied_gates, gate_names, register_gate
 from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.subjects.protocol import Capability, Profile

@@ -3,8 +3,7 @@
 import pytest
 
 from specmatrix.matrix.gates.gate import State
-from specmatrix.matrix.gates.refusals import MESSAGES, refusal_fault
-from specmatrix.matrix.gates.session import SessionGate
+from specmatrix.matrix.gates.session import MESSAGES, SessionGate, refusal_fault
 from specmatrix.matrix.workloads.request import Refusal
 
 PAIR = "none.v1.pair.stream"

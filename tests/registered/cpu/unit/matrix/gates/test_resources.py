@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specmatrix.engine.api import LLM
-from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.observe.step_counter import Counters
 from specmatrix.engine.device.cuda_graphs import GIB, CudaGraphs, GraphCache, GraphShape
 from specmatrix.engine.device.staging import StepOutput
 from specmatrix.matrix.cells.cell import Cell, asked

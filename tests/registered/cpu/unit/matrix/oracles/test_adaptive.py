@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from specmatrix.engine.adaptive_policies import policy_of
 from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, AdaptiveSlot, parse
 from specmatrix.engine.core.draft.depth import DraftSteps, Slot
-from specmatrix.engine.core.observe.counters import Counters
-from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.cells.start_settings import TEXTS
+from specmatrix.engine.core.observe.step_counter import Counters
+from specmatrix.matrix.cells.cell import ADAPTIVE_TEXTS, Cell
 from specmatrix.matrix.oracles import adaptive
 from specmatrix.matrix.subjects.protocol import Observation, Trace
 
@@ -58,13 +57,13 @@ def test_decisions_of_both_by_hand(steps, ema, more, target):
     assert slot.steps == target
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", ADAPTIVE_TEXTS)
 def test_the_table_and_the_files_are_read_as_the_engine_reads_them(name):
     slots, settings = adaptive.slots_of(Cell(adaptive=name)), adaptive.priced(Cell(adaptive=name))
-    read = DEFAULT_SLOTS if name == "table" else parse(TEXTS[name] or "").slots
+    read = DEFAULT_SLOTS if name == "table" else parse(ADAPTIVE_TEXTS[name] or "").slots
     own = {} if settings is None else {"strategy": "throughput_aware"} | settings
     assert [slot.as_dict() for slot in read] == [own | slot | {"batch_from": size} for size, slot in slots.items()]
-    assert name == "table" or parse(TEXTS[name] or "").flat == (name == "flat")
+    assert name == "table" or parse(ADAPTIVE_TEXTS[name] or "").flat == (name == "flat")
 
 
 def test_the_first_depth_is_the_tables_or_the_cells():
@@ -76,7 +75,7 @@ def test_the_first_depth_is_the_tables_or_the_cells():
 def engines(name: str, steps: int, rounds, lag: int, graph_batch: int = 0) -> tuple[Trace, Counters]:
     """The decisions of the engine's controller for rounds (batch size, accepted share of each live request)."""
     counters = Counters()
-    slots = DEFAULT_SLOTS if name == "table" else parse(TEXTS[name] or "").slots
+    slots = DEFAULT_SLOTS if name == "table" else parse(ADAPTIVE_TEXTS[name] or "").slots
     made = DraftSteps(slots, steps, counters, policy=policy_of(slots, steps), graph_batch=graph_batch)
     flying: list[tuple[int, int, list[float]]] = []
 

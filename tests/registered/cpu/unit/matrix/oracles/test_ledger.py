@@ -1,6 +1,6 @@
 import pytest
 
-from specmatrix.engine.core.memory.replay import replay
+from specmatrix.engine.core.memory.ledger import replay
 from specmatrix.errors import LedgerError
 from specmatrix.matrix.oracles.ledger import AuditError, audit
 

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from specmatrix.engine.core.draft.ngram_index import NgramOptions
-from specmatrix.engine.core.draft.suffix_cache import SuffixOptions
+from specmatrix.engine.core.draft.suffix_tree import SuffixOptions
 from specmatrix.matrix.oracles.shared_replay import ReplayError, Round, SharedReplay, corpus
 from specmatrix.matrix.subjects.protocol import Served
 from specmatrix.matrix.zoo.registry import CORPUS

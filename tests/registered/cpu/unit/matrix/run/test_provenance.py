@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from specmatrix import HOME, __version__
-from specmatrix.engine.core.observe.counters import COUNTERS, GPU, RANKS, ZERO
+from specmatrix.engine.core.observe.step_counter import COUNTERS, GPU, RANKS, ZERO
 from specmatrix.git import git
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.faults.plant import planted

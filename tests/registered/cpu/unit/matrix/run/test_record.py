@@ -18,7 +18,7 @@ from specmatrix.engine.parallel.group import RankLost
 from specmatrix.errors import ConfigError, LedgerError, NotFiniteError, RequestError
 from specmatrix.matrix.cells.cell import GPU_LIMITS, Cell, asked
 from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.run.record import (
+from specmatrix.matrix.run.provenance import (
     MAX_TRACEBACK,
     VERBS,
     BaselineError,

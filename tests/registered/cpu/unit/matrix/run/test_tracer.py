@@ -13,7 +13,7 @@ from specmatrix.matrix.gates.lossless import LosslessGate
 from specmatrix.matrix.run import tracer as trace_module
 from specmatrix.matrix.run.explain import UNLIKE, UNLIKE_GRAPHS, UNTRACED, explained, traced, with_tree
 from specmatrix.matrix.run.failing_request import entry_text, tokens_of
-from specmatrix.matrix.run.record import lost
+from specmatrix.matrix.run.provenance import lost
 from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.run.tracer import Tracer
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject

@@ -9,7 +9,7 @@ from msgspec import structs
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.run.record import judged, lost
+from specmatrix.matrix.run.provenance import judged, lost
 from specmatrix.matrix.run.waivers import file_option, load_waivers, waive
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.reports.schema import CRASH, CellResult, Waiver, WaiverRule

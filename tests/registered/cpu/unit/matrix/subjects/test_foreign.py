@@ -21,8 +21,7 @@ from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.translations import NOT_REFUSED
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
 from specmatrix.matrix.workloads.stored_oracle import oracle_of
-from specmatrix.reports.gate_numbers import GATES
-from specmatrix.reports.schema import CellResult
+from specmatrix.reports.schema import GATES, CellResult
 from tests.support.tiny_subject import DIVERGED, ReplaySubject
 
 DRAFTED = Cell.from_id("eagle3.s3.k1")

@@ -6,7 +6,7 @@ import torch
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.matrix.cells.cell import Cell, asked
-from specmatrix.matrix.subjects.page_canary import PageCanary
+from specmatrix.matrix.subjects.resource_log import PageCanary
 from specmatrix.matrix.zoo.registry import resolve_path
 
 PARAMS = SamplingParams(max_new_tokens=8, ignore_eos=True)

@@ -16,7 +16,7 @@ from specmatrix import HOME
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.run.record import judged, lost
+from specmatrix.matrix.run.provenance import judged, lost
 from specmatrix.matrix.run.waivers import load_waivers, waive
 from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, SubjectRequest, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
@@ -28,8 +28,7 @@ from specmatrix.matrix.subjects.transformers.engine import (
     ending,
     with_other_vocabulary,
 )
-from specmatrix.matrix.subjects.transformers.requests import own_requests
-from specmatrix.matrix.subjects.transformers.subject import TransformersSubject
+from specmatrix.matrix.subjects.transformers.subject import TransformersSubject, own_requests
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell, prepare
 from specmatrix.matrix.workloads.request import RequestSpec

@@ -26,9 +26,8 @@ from specmatrix.matrix.run.requests import served
 from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProcess
 from specmatrix.matrix.subjects.environment import VLLM
 from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, Run, Unsupported
-from specmatrix.matrix.subjects.vllm.engine import Running, VllmEngine, agree, count_preemptions
+from specmatrix.matrix.subjects.vllm.engine import CALLS, LookupLog, Running, VllmEngine, agree, count_preemptions
 from specmatrix.matrix.subjects.vllm.latent import widen
-from specmatrix.matrix.subjects.vllm.lookups import CALLS, LookupLog
 from specmatrix.matrix.subjects.vllm.subject import BLOCKS, SuffixSubject, VllmSubject
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import RequestSpec
@@ -337,7 +336,7 @@ def test_an_engine_runs_in_the_interpreter_of_the_environment(tmp_path: Path, mo
 
 def test_the_engines_process_imports_nothing_that_vllm_does_not_bring():
     # -S: without any installed package; the zoo's names are all that the adapter needs besides vLLM.
-    code = "import specmatrix.matrix.subjects.child, specmatrix.matrix.subjects.vllm.engine"
+    code = "import specmatrix.matrix.subjects.engine_process, specmatrix.matrix.subjects.vllm.engine"
     module = "specmatrix.matrix.subjects.vllm.subject"
     words = [sys.executable, "-ISuP", "-c", FOREIGN + f"; {code}", str(HOME), module]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

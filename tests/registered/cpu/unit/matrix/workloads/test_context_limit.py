@@ -7,8 +7,8 @@ import pytest
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, Cell, asked
 from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
+from specmatrix.matrix.workloads.boundaries import fill_context
 from specmatrix.matrix.workloads.build import workload
-from specmatrix.matrix.workloads.context_limit import fill_context
 from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.workloads.request import Continuation, Refusal, RequestSpec
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cells.cell import ENGINE_SEED, Cell, asked
+from specmatrix.matrix.cells.cell import ENGINE_SEED, Cell, asked, zoo_facts
 from specmatrix.matrix.cells.constraints import expect, explain
-from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.workloads.build import workload

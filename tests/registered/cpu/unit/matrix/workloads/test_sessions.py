@@ -2,8 +2,7 @@
 
 import pytest
 
-from specmatrix.matrix.cells.cell import MODELS, Cell
-from specmatrix.matrix.cells.start_settings import session_retract, spares
+from specmatrix.matrix.cells.cell import MODELS, Cell, session_retract, spares
 from specmatrix.matrix.workloads.build import OVERRUN, workload
 from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.workloads.request import Refusal

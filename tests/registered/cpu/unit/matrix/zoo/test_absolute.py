@@ -5,7 +5,7 @@ import json
 import pytest
 
 from specmatrix.matrix.zoo import absolute, oracle
-from specmatrix.matrix.zoo.oracle_drafts import HeadDraft
+from specmatrix.matrix.zoo.oracle import HeadDraft
 from specmatrix.matrix.zoo.registry import TARGETS, oracle_file
 from tests.support.refusals import refusal
 

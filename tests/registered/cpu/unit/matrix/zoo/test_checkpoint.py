@@ -7,17 +7,15 @@ from safetensors.torch import load_file
 
 from specmatrix.engine.models.config import read_raw
 from specmatrix.engine.models.loader import facts
-from specmatrix.matrix.cells.model_facts import model_facts
+from specmatrix.matrix.cells.cell import model_facts
 from specmatrix.matrix.zoo import card
 from specmatrix.matrix.zoo.bundled_net import DeepseekNet, HybridNet
 from specmatrix.matrix.zoo.checkpoint import read_net
 from specmatrix.matrix.zoo.config_json import config_of
-from specmatrix.matrix.zoo.decode import greedy
-from specmatrix.matrix.zoo.evaluate import data_hash
+from specmatrix.matrix.zoo.evaluate import data_hash, greedy
 from specmatrix.matrix.zoo.net import FINAL, Cache
-from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, RotatedDraft
-from specmatrix.matrix.zoo.recipes import DATA, RECIPES
-from specmatrix.matrix.zoo.registry import CHECKPOINTS, NAMES
+from specmatrix.matrix.zoo.oracle import DRAFTS, RotatedDraft
+from specmatrix.matrix.zoo.registry import CHECKPOINTS, DATA, NAMES, RECIPES
 from tests.support.refusals import refusal
 
 MODELS = [name for name, recipe in RECIPES.items() if recipe.kind in ("target", "standalone")]

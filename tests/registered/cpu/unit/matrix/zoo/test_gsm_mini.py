@@ -18,8 +18,7 @@ from specmatrix.matrix.zoo.gsm_mini import (
     write_corpus,
     write_jsonl,
 )
-from specmatrix.matrix.zoo.recipes import DATA
-from specmatrix.matrix.zoo.registry import CORPUS, CORPUS_FILE, resolve_path
+from specmatrix.matrix.zoo.registry import CORPUS, CORPUS_FILE, DATA, resolve_path
 from specmatrix.matrix.zoo.registry import HELDOUT as HELDOUT_FILE
 from specmatrix.matrix.zoo.registry import TEST as TEST_FILE
 

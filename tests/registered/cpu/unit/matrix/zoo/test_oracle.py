@@ -7,12 +7,11 @@ import torch
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cells.model_facts import model_facts, zoo_facts
+from specmatrix.matrix.cells.cell import model_facts, zoo_facts
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.zoo import oracle
-from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, LAYERS, SINGLE, is_layered
-from specmatrix.matrix.zoo.recipes import RECIPES
-from specmatrix.matrix.zoo.registry import margins_file, oracle_file
+from specmatrix.matrix.zoo.oracle import DRAFTS, LAYERS, SINGLE, is_layered
+from specmatrix.matrix.zoo.registry import RECIPES, margins_file, oracle_file
 
 
 class Scripted:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from specmatrix.reports.compare import ChangeState
 from specmatrix.reports.compare.comparability import CONTENT_DEPENDENT
-from specmatrix.reports.gate_numbers import AMOUNTS
+from specmatrix.reports.schema import AMOUNTS
 
 
 def only(comparison):

@@ -2,8 +2,7 @@ import pytest
 from msgspec import structs
 
 from specmatrix.reports.compare.comparability import incomparable_gates, mismatches, threshold_changes, waiver_changes
-from specmatrix.reports.gate_numbers import GATES
-from specmatrix.reports.schema import SubjectRecord, WaiverRule
+from specmatrix.reports.schema import GATES, SubjectRecord, WaiverRule
 
 
 def test_equal_headers_match(make_header):

@@ -4,8 +4,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from specmatrix.reports.render.junit import junit
 from specmatrix.reports.render.run import view
+from specmatrix.reports.render.terminal import junit
 from specmatrix.reports.schema import GateResult, Waiver, WaiverRule
 from specmatrix.reports.store import load
 

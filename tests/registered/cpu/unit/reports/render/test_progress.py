@@ -8,8 +8,8 @@ from threading import Event
 
 import pytest
 
-from specmatrix.reports.render import progress
-from specmatrix.reports.render.progress import counting, waiting
+from specmatrix.reports.render import console
+from specmatrix.reports.render.console import counting, waiting
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, tty: bool) -> str:
@@ -78,8 +78,8 @@ def test_without_a_terminal_a_line_every_30_seconds_names_the_task(monkeypatch: 
             flushed.set()
 
     flushed = Event()
-    assert progress.LINE_SECONDS == 30
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
+    assert console.LINE_SECONDS == 30
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.01)
     monkeypatch.setattr(sys, "stderr", pipe := BrokenPipe())
     with waiting("loading"):
         assert flushed.wait(10)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from specmatrix import HOME
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.faults.patch import Patch, sources
+from specmatrix.matrix.faults.fault import Patch, sources
 from specmatrix.reports.compare import CellChange, ChangeState, cell_state
 from tools.incidents.incident import NAMES, ComparedStep, ContractStep, Expected, incident
 from tools.incidents.replay import ALGORITHMS

@@ -3,7 +3,7 @@
 import pytest
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.faults.loader import catalogue
+from specmatrix.matrix.faults.fault import catalogue
 from specmatrix.matrix.faults.plant import CellVerdict, Trial
 from tools.mutants import judging
 from tools.mutants.__main__ import status

@@ -9,8 +9,7 @@ from specmatrix.engine.core.config.asked import AUTO, DraftFacts, EngineConfig, 
 from specmatrix.engine.core.config.context import RuleContext
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.config.rules.table import RULES
-from specmatrix.engine.core.draft.algorithms import Topology, Traits, forget_traits, register_traits
-from specmatrix.engine.core.draft.tree import tree_pool
+from specmatrix.engine.core.draft.algorithms import Topology, Traits, forget_traits, register_traits, tree_pool
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.gates.config import explicit
 

@@ -4,7 +4,7 @@ import pytest
 
 from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, AdaptiveSlot
 from specmatrix.engine.core.draft.depth import TRACE_LENGTH, DraftSteps, ObservedRound, Slot
-from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.observe.step_counter import Counters
 
 
 def decisions(slot, means):

@@ -8,9 +8,17 @@ from dataclasses import asdict
 
 import pytest
 
-from specmatrix.engine.core.draft.suffix_cache import GIB, SuffixCache, SuffixOptions
-from specmatrix.engine.core.draft.suffix_tree import ROOT, TEXT_BYTES, TOKEN_BYTES, SuffixTree, Text
-from specmatrix.matrix.oracles.suffixes import Suffixes
+from specmatrix.engine.core.draft.suffix_tree import (
+    GIB,
+    ROOT,
+    TEXT_BYTES,
+    TOKEN_BYTES,
+    SuffixCache,
+    SuffixOptions,
+    SuffixTree,
+    Text,
+)
+from specmatrix.matrix.oracles.ngram import Suffixes
 
 WIDE = {"max_spec_offset": 9.0}
 

@@ -6,9 +6,8 @@ import pytest
 
 from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot, parse
 from specmatrix.engine.core.draft.depth import DraftSteps
-from specmatrix.engine.core.draft.policy import Decision
-from specmatrix.engine.core.draft.throughput import ThroughputAware
-from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.draft.throughput import Decision, ThroughputAware
+from specmatrix.engine.core.observe.step_counter import Counters
 from specmatrix.errors import EngineBug
 
 TIMES = {"1": {"1": 2, "2": 2.5, "4": 3.5}, "4": {"1": 2, "2": 4, "4": 9}}

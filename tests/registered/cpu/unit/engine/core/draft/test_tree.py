@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specmatrix.engine.core.draft.tree import max_depth, tree_pool
+from specmatrix.engine.core.draft.algorithms import max_depth, tree_pool
 
 
 @pytest.mark.parametrize(("steps", "topk", "pool"), [(1, 4, 4), (2, 2, 6), (5, 4, 68), (3, 1, 3)])

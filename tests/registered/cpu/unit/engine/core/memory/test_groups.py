@@ -5,10 +5,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from specmatrix.engine.core.memory.account import GroupPages
-from specmatrix.engine.core.memory.groups import FREE, FullAttention, SlidingWindow, page_groups, window_pages
-from specmatrix.engine.core.memory.ledger import Ledger, OutOfPages
-from specmatrix.engine.core.memory.replay import replay
+from specmatrix.engine.core.memory.groups import (
+    FREE,
+    FullAttention,
+    GroupPages,
+    SlidingWindow,
+    page_groups,
+    window_pages,
+)
+from specmatrix.engine.core.memory.ledger import Ledger, OutOfPages, replay
 from specmatrix.errors import LedgerError
 
 PAGES = 40

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specmatrix.engine.core.memory.groups import CACHE, FREE, FullAttention
-from specmatrix.engine.core.memory.ledger import KEPT, Entry, Ledger, OutOfPages
-from specmatrix.engine.core.memory.replay import replay
+from specmatrix.engine.core.memory.ledger import KEPT, Entry, Ledger, OutOfPages, replay
 from specmatrix.errors import EngineError, LedgerError
 
 

@@ -7,8 +7,7 @@ import re
 import pytest
 
 from specmatrix.engine.core.memory.groups import FullAttention
-from specmatrix.engine.core.memory.ledger import Entry, Ledger, OutOfPages
-from specmatrix.engine.core.memory.replay import replay
+from specmatrix.engine.core.memory.ledger import Entry, Ledger, OutOfPages, replay
 from specmatrix.errors import LedgerError
 
 

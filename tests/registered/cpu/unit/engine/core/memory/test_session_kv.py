@@ -7,7 +7,7 @@ import pytest
 from specmatrix.engine.core.memory.groups import FullAttention
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.session_kv import SessionKV
-from specmatrix.engine.core.observe.counters import Counters
+from specmatrix.engine.core.observe.step_counter import Counters
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.errors import LedgerError

@@ -1,6 +1,6 @@
 import pytest
 
-from specmatrix.engine.core.observe.counters import COUNTERS, Counters
+from specmatrix.engine.core.observe.step_counter import COUNTERS, Counters
 from specmatrix.errors import LedgerError
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from specmatrix.engine.core.memory.groups import FullAttention
 from specmatrix.engine.core.memory.ledger import Ledger
-from specmatrix.engine.core.observe.counters import Counters
 from specmatrix.engine.core.observe.rank_agreement import PLAN, RESULT, RankComparison, StepDigest, digest
+from specmatrix.engine.core.observe.step_counter import Counters
 from specmatrix.engine.core.schedule.step import StepPlan
-from specmatrix.engine.rank_digest import RankDigest
+from specmatrix.engine.device_step import RankDigest
 
 A, B, C = StepDigest(PLAN, ("j1", "p1")), StepDigest(RESULT, ("t1", "d1", "v1")), StepDigest(PLAN, ("j2", "p2"))
 

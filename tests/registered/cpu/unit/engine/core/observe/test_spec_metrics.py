@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specmatrix.engine.core.observe.spec_metrics import SpecMetrics
+from specmatrix.engine.core.schedule.request import SpecMetrics
 
 KEYS = {
     "spec_verify_ct",

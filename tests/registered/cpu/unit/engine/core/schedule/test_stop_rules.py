@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specmatrix.engine.core.schedule.request import Finish, OutputText, SamplingParams
-from specmatrix.engine.core.schedule.stop_rules import StopRules, stable_text_length
+from specmatrix.engine.core.schedule.request import Finish, OutputText, SamplingParams, StopRules, stable_text_length
 
 WORDS = ("a", "b", "ab", "ba", "abc", "", "cc", "bcab")
 

@@ -10,7 +10,7 @@ import torch
 
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.device.sampling import SamplingRows
-from specmatrix.engine.models.dflash.selector import DFlash2
+from specmatrix.engine.models.dflash.model import DFlash2
 from specmatrix.engine.models.loader import load_dflash, load_target
 from specmatrix.engine.spec.dflash import BlockDrafter
 from specmatrix.errors import ConfigError

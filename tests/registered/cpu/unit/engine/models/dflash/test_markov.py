@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specmatrix.engine.core.schedule.request import SamplingParams
-from specmatrix.engine.models.dflash.markov import DSpark
+from specmatrix.engine.models.dflash.model import DSpark
 from specmatrix.engine.models.loader import load_dflash, load_target
 from specmatrix.errors import ConfigError
 from tests.support.block_drafts import block_net, read, shapes_of

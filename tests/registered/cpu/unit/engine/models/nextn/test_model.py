@@ -17,7 +17,7 @@ from specmatrix.matrix.zoo import heads
 from specmatrix.matrix.zoo.bundled_net import DeepseekNet
 from specmatrix.matrix.zoo.checkpoint import named, new_net, read_net
 from specmatrix.matrix.zoo.net import rope_table
-from specmatrix.matrix.zoo.recipes import RECIPES, Recipe
+from specmatrix.matrix.zoo.registry import RECIPES, Recipe
 from tests.support.random_drafts import random_weights, save
 
 BOUND = 1e-5  # of the largest value

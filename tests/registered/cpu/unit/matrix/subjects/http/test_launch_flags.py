@@ -11,9 +11,15 @@ import pytest
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.subjects.http.launch_flags import NO_V1, biased, mismatches, running_start, unjudged_sizes
 from specmatrix.matrix.subjects.http.openai import OpenAISubject
-from specmatrix.matrix.subjects.http.sglang import SglangSubject
+from specmatrix.matrix.subjects.http.sglang import (
+    NO_V1,
+    SglangSubject,
+    biased,
+    mismatches,
+    running_start,
+    unjudged_sizes,
+)
 from specmatrix.matrix.subjects.protocol import EngineCommand, Subject, Unsupported
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import RequestSpec

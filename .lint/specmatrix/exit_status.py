@@ -1,1 +1,0 @@
-../../specmatrix/exit_status.py

@@ -1,1 +1,0 @@
-../../specmatrix/host_memory.py

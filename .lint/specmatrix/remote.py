@@ -1,1 +1,0 @@
-../../specmatrix/remote.py
