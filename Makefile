@@ -25,7 +25,7 @@ export TOKENIZERS_PARALLELISM = false
 # Tests start hundreds of processes; without bytecode each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test quick lint lint-workflows subjects subject-transformers subject-openvino subject-onnxruntime-genai subject-vllm subject-sglang subject-sglang-drafts setup clean
+.PHONY: run test quick lint lint-workflows subjects subject-transformers subject-openvino subject-onnxruntime-genai subject-mlx-lm subject-vllm subject-sglang subject-sglang-drafts setup clean
 
 run: .venv/.ready
 	@echo $(BIN)/specmatrix run --tier $(TIER) --stage $(STAGE) --workers $(WORKERS) --out $(OUT)
@@ -45,9 +45,9 @@ lint: .venv/.tested
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# transformers, and OpenVINO GenAI, ONNX Runtime GenAI and vLLM in environments of their own: gigabytes, and an hour. A red cell of one does not stop the other.
+# transformers, and OpenVINO GenAI, ONNX Runtime GenAI, mlx-lm and vLLM in environments of their own: gigabytes, and an hour. A red cell of one does not stop the other.
 subjects: .venv/.ready
-	@$(MAKE) --keep-going subject-transformers subject-openvino subject-onnxruntime-genai subject-vllm
+	@$(MAKE) --keep-going subject-transformers subject-openvino subject-onnxruntime-genai subject-mlx-lm subject-vllm
 
 subject-transformers: .venv/.ready
 	$(BIN)/specmatrix run --subject transformers --stage pr --waivers examples/transformers-waivers.yaml --workers $(WORKERS) --out out/transformers
@@ -59,6 +59,10 @@ subject-openvino: .venv/.ready
 subject-onnxruntime-genai: .venv/.ready
 	$(BIN)/specmatrix subjects install onnxruntime-genai
 	$(BIN)/specmatrix run --subject onnxruntime-genai --stage pr --workers $(WORKERS) --out out/onnxruntime-genai
+
+subject-mlx-lm: .venv/.ready
+	$(BIN)/specmatrix subjects install mlx-lm
+	$(BIN)/specmatrix run --subject mlx-lm --stage pr --waivers examples/mlx-lm-waivers.yaml --workers $(WORKERS) --out out/mlx-lm
 
 subject-vllm: .venv/.ready
 	$(BIN)/specmatrix subjects install vllm

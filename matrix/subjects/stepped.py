@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from specmatrix.matrix.subjects.protocol import Answer, RunningEngine, SubjectRequest
 
@@ -21,6 +21,41 @@ class SentAsk:
     def ended(self) -> bool:
         """Whether all of its completions have ended."""
         return bool(self.finish)
+
+
+@dataclass(eq=False)
+class SentText(SentAsk):
+    """An ask of one text, whose rounds are seen. cached: prompt tokens whose KV was there. rounds: emitted tokens
+    and nodes of each. rows: of each token, its log-probability and alternatives. pieces: the text after each token."""
+
+    cached: int = 0
+    ids: list[int] = field(default_factory=list)
+    rounds: list[list[int]] = field(default_factory=list)
+    rows: list[tuple[float, tuple[tuple[int, float], ...]]] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+
+    def score(self, row: Any, token: int, alternatives: int) -> None:  # noqa: ANN401 - an array without its library
+        """Note a token's log-probability, of those of all tokens, and its likeliest alternatives."""
+        best = row.argsort()[::-1][:alternatives].tolist()
+        self.rows.append((float(row[token]), tuple((one, float(row[one])) for one in best)))
+
+    def answer(self, text: str, matched: int | str | None) -> Answer:
+        """The answer, whose first round emitted the first token."""
+        return Answer(
+            self.ask.id,
+            self.ask.input_ids,
+            tuple(self.ids),
+            text,
+            self.finish,
+            matched,
+            self.cached,
+            tuple(tokens for tokens, _ in self.rounds),
+            logprobs=tuple(chosen for chosen, _ in self.rows),
+            top_logprobs=tuple(top for _, top in self.rows if top),
+            round_widths=tuple(width for _, width in self.rounds),
+            pieces=tuple(dict.fromkeys(self.pieces)),
+            drafts_first=bool(self.rounds),
+        )
 
 
 Sent = TypeVar("Sent", bound=SentAsk)

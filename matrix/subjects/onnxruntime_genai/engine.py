@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 from specmatrix.errors import ConfigError, text_of
 from specmatrix.matrix.subjects.environment import GENAI, kept
 from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, SubjectRequest
-from specmatrix.matrix.subjects.stepped import SentAsk, SteppedEngine
+from specmatrix.matrix.subjects.stepped import SentText, SteppedEngine
 from specmatrix.matrix.zoo.registry import resolve_path
 
 BUILDER: Final = "onnxruntime_genai.models.builder"
@@ -54,18 +54,11 @@ def converted(folder: Path) -> Path:
 
 
 @dataclass(eq=False)
-class Sent(SentAsk):
-    """An ask that was sent. generator: None if it was refused. key: of asks that may continue it, "" if none may.
-    cached: prompt tokens whose KV was there. rounds: emitted tokens and nodes of each. rows: of each token, its
-    log-probability and alternatives."""
+class Sent(SentText):
+    """An ask that was sent. generator: None if it was refused. key: of asks that may continue it, "" if none may."""
 
     generator: Any = None
     key: str = ""
-    cached: int = 0
-    ids: list[int] = field(default_factory=list)
-    rounds: list[list[int]] = field(default_factory=list)
-    rows: list[tuple[float, tuple[tuple[int, float], ...]]] = field(default_factory=list)
-    pieces: list[str] = field(default_factory=list)
 
 
 class GenaiEngine(SteppedEngine[Sent]):
@@ -201,8 +194,7 @@ class GenaiEngine(SteppedEngine[Sent]):
         token = int(generator.get_next_tokens()[0])
         sent.ids.append(token)
         if row is not None:
-            best = row.argsort()[::-1][: fields["top_logprobs"]].tolist()
-            sent.rows.append((float(row[token]), tuple((one, float(row[one])) for one in best)))
+            sent.score(row, token, fields["top_logprobs"])
         if generator.token_count() == length:
             self._end(sent, "stop")
         elif len(sent.ids) >= fields["max_new_tokens"]:
@@ -225,22 +217,7 @@ class GenaiEngine(SteppedEngine[Sent]):
         return text.rstrip("�")
 
     def answer(self, sent: Sent) -> Answer:
-        ask = sent.ask
-        return Answer(
-            ask.id,
-            ask.input_ids,
-            tuple(sent.ids),
-            self._text(sent),
-            sent.finish,
-            sent.ids[-1] if sent.finish == "stop" else None,
-            sent.cached,
-            tuple(tokens for tokens, _ in sent.rounds),
-            logprobs=tuple(chosen for chosen, _ in sent.rows),
-            top_logprobs=tuple(top for _, top in sent.rows if top),
-            round_widths=tuple(width for _, width in sent.rounds),
-            pieces=tuple(dict.fromkeys(sent.pieces)),
-            drafts_first=bool(sent.rounds),
-        )
+        return sent.answer(self._text(sent), sent.ids[-1] if sent.finish == "stop" else None)
 
 
 def _common(sent: Sent, ask: SubjectRequest) -> int:

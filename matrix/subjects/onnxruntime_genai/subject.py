@@ -6,16 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from specmatrix.matrix.subjects.environment import GENAI
+from specmatrix.matrix.subjects.environment import GENAI, InEnvironment
 from specmatrix.matrix.subjects.limits import AxisLimit, chain_depth, chains_only, declared, obstacle, untranslated
 from specmatrix.matrix.subjects.profiles import profile_of
-from specmatrix.matrix.subjects.protocol import (
-    EngineCommand,
-    RunningEngine,
-    Subject,
-    SubjectRequest,
-    Unsupported,
-)
+from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine, SubjectRequest, Unsupported
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import eos_ids
 
@@ -37,17 +31,12 @@ READ: Final = frozenset(
 )
 
 
-class GenaiSubject(Subject):
+class GenaiSubject(InEnvironment):
     """ONNX Runtime GenAI's generators, which take turns, on one thread of a CPU, float32."""
 
     name = "onnxruntime-genai"
     profile = profile_of("onnxruntime-genai")
-
-    def version(self) -> str | None:
-        return GENAI.version()
-
-    def python(self) -> str:
-        return GENAI.python()
+    environment = GENAI
 
     def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
         """The matrix's requests without the rules and stop strings that ONNX Runtime GenAI has not. Where the matrix

@@ -7,23 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.subjects.environment import OPENVINO
-from specmatrix.matrix.subjects.limits import (
-    AxisLimit,
-    chain_depth,
-    chains_only,
-    declared,
-    obstacle,
-    untranslated,
-)
+from specmatrix.matrix.subjects.environment import OPENVINO, InEnvironment
+from specmatrix.matrix.subjects.limits import AxisLimit, chain_depth, chains_only, declared, obstacle, untranslated
 from specmatrix.matrix.subjects.profiles import profile_of
-from specmatrix.matrix.subjects.protocol import (
-    EngineCommand,
-    RunningEngine,
-    Subject,
-    SubjectRequest,
-    Unsupported,
-)
+from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine, SubjectRequest, Unsupported
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import eos_ids
 
@@ -60,17 +47,12 @@ EQUAL: Final[Mapping[str, str]] = {
 }
 
 
-class OpenVinoSubject(Subject):
+class OpenVinoSubject(InEnvironment):
     """OpenVINO GenAI's continuous batching, on one thread of a CPU, float32."""
 
     name = "openvino"
     profile = profile_of("openvino")
-
-    def version(self) -> str | None:
-        return OPENVINO.version()
-
-    def python(self) -> str:
-        return OPENVINO.python()
+    environment = OPENVINO
 
     def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
         """The matrix's requests without the rules that OpenVINO GenAI has not, with one completion beside drafts, and

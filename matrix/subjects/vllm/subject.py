@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from specmatrix.matrix.subjects.environment import SUFFIX, VLLM
+from specmatrix.matrix.subjects.environment import SUFFIX, VLLM, InEnvironment
 from specmatrix.matrix.subjects.limits import (
     AUTO_DEPTHS,
     AxisLimit,
@@ -17,14 +17,7 @@ from specmatrix.matrix.subjects.limits import (
     untranslated,
 )
 from specmatrix.matrix.subjects.profiles import profile_of
-from specmatrix.matrix.subjects.protocol import (
-    Capability,
-    EngineCommand,
-    RunningEngine,
-    Subject,
-    SubjectRequest,
-    Unsupported,
-)
+from specmatrix.matrix.subjects.protocol import Capability, EngineCommand, RunningEngine, SubjectRequest, Unsupported
 from specmatrix.matrix.subjects.vllm.latent import WIDE
 from specmatrix.matrix.workloads.request import RequestSpec
 
@@ -90,7 +83,7 @@ HOTTEST: Final = 2.0
 EVERY: Final = -1
 
 
-class VllmSubject(Subject):
+class VllmSubject(InEnvironment):
     """vLLM's engine loop in one process, in float32 and hybrids in the precision of their CPU kernels; on a CPU on one
     thread.
 
@@ -100,12 +93,7 @@ class VllmSubject(Subject):
     name = "vllm"
     lookup = "ngram"
     profile = profile_of("vllm")
-
-    def version(self) -> str | None:
-        return VLLM.version()
-
-    def python(self) -> str:
-        return VLLM.python()
+    environment = VLLM
 
     def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
         """The matrix's requests without reasoning: vLLM ends it by a parser that knows models by name."""

@@ -11,7 +11,7 @@ import pytest
 from specmatrix import HOME
 
 
-@pytest.mark.parametrize("red", ["transformers", "openvino", "onnxruntime-genai", "vllm", "none"])
+@pytest.mark.parametrize("red", ["transformers", "openvino", "onnxruntime-genai", "mlx-lm", "vllm", "none"])
 def test_a_red_subject_fails_the_command_but_not_before_the_other_ran(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, red: str
 ):
@@ -27,5 +27,5 @@ def test_a_red_subject_fails_the_command_but_not_before_the_other_ran(
     done = subprocess.run(["make", "subjects"], cwd=tmp_path, capture_output=True, check=False)
     assert (done.returncode == 0) == (red == "none"), done.stderr
     said = (tmp_path / "said").read_text(encoding="utf-8").splitlines()
-    environments = ("openvino", "onnxruntime-genai", "vllm")
+    environments = ("openvino", "onnxruntime-genai", "mlx-lm", "vllm")
     assert said == ["run transformers", *(f"{what} {name}" for name in environments for what in ("subjects", "run"))]

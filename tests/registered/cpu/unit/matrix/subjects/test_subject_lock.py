@@ -75,7 +75,7 @@ def test_draws_are_judged_with_each_drafter(subject: Subject):
     """Without sampled identity no other gate sees which tokens were sampled."""
     drawn = drawn_cells(subject)
     ways = {"temperature", "topk_topp", "rules"} - (
-        {"rules"} if subject.name.startswith(("vllm", "llamacpp", "openvino", "onnx")) else set()
+        {"rules"} if subject.name.startswith(("vllm", "llamacpp", "openvino", "onnx", "mlx")) else set()
     )
     assert {cell.sampling for cell in drawn} == ways and all(map(draws_apply, drawn))
     able = {cell.algorithm for cell in subject_cells("pr", subject.name)}

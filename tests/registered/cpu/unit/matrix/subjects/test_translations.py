@@ -84,7 +84,7 @@ def found(law: Law) -> str:
     "name",
     [
         *("transformers", "transformers-dynamic", "transformers-early-exit", "vllm", "vllm-suffix", "llamacpp"),
-        *("openvino", "onnxruntime-genai"),
+        *("openvino", "onnxruntime-genai", "mlx-lm"),
     ],
 )
 def test_own_foreign_subjects_translate_every_request_field(name: str):
