@@ -14,14 +14,8 @@ from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.parallel.client import RankedLLM
 from specmatrix.engine.parallel.group import RankGroup, RankLost, end_idle_group
 from specmatrix.matrix.zoo.registry import resolve_path
-from tests.support.rank_calls import (
-    LAST_WORDS,
-    at_home,
-    dies_in_a_round,
-    hangs_in_a_round,
-    raises_in_a_round,
-    sums_through_peers,
-)
+from tests.support import rank_calls
+from tests.support.rank_calls import LAST_WORDS, dies_in_a_round, hangs_in_a_round
 
 PROMPTS = ["Question: Ann has 3 pens and buys 4. How many pens has she?\nAnswer:", "Question: Tom has 12 apples."]
 PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)
@@ -65,14 +59,14 @@ def check_homes(size: int) -> None:
     """Every tensor of a rank's engine lies on its own GPU, and the others hold no memory of it."""
     ranked = RankedLLM(asked(tp_size=size), resolve_path)
     said(ranked)
-    assert ranked.group.call(at_home) > 40
+    assert ranked.group.call(rank_calls.at_home) > 40
     ranked.close()
 
 
 def check_sums(size: int) -> None:
     """Sums through the ranks' memory have the bits of sums of gathered parts."""
     group = RankGroup(size, DEVICE)
-    assert group.call(sums_through_peers) == 54
+    assert group.call(rank_calls.sums_through_peers) == 54
     group.close()
 
 
@@ -120,7 +114,7 @@ def check_raise(size: int) -> None:
     said(ranked)
     began = time.monotonic()
     with pytest.raises(ZeroDivisionError) as caught:
-        ranked.group.call(raises_in_a_round, PROMPTS)
+        ranked.group.call(rank_calls.raises_in_a_round, PROMPTS)
     assert time.monotonic() - began < ENDED_WITHIN
     assert caught.value.__notes__[0].startswith(f"raised on rank {size - 1} of {size}\n")
     check_ended(ranked.group)
