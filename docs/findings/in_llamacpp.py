@@ -76,7 +76,9 @@ def answers(server: str, flags: list[str], bodies: list[dict[str, Any]]) -> list
     def post(path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         data = None if body is None else json.dumps(body).encode()
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", data, timeout=60) as found:
-            return json.load(found)
+            text = found.read().decode()
+        parts = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        return {**parts[-1], "content": "".join(part["content"] for part in parts)} if parts else json.loads(text)
 
     def ask(body: dict[str, Any]) -> dict[str, Any] | str:
         try:
@@ -123,9 +125,21 @@ def lookup_batch(server: str) -> tuple[str, str, bool]:
     return "8 answers", f"{8 - len(failed)} answers{f', {failed[0]}' if failed else ''}", bool(failed)
 
 
+def held_back_at_the_limit(server: str) -> tuple[str, str, bool]:
+    """A stream that reaches its limit in the beginning of a stop string."""
+    flags = ["-m", model(), "-np", "1", "-c", "512"]
+    (plain,) = answers(server, flags, [{"n_predict": 8}])
+    text = "" if isinstance(plain, str) else plain["content"]
+    body = {"n_predict": 8, "stop": [f"{text[-4:]}!"]}
+    found = answers(server, flags, [body, body | {"stream": True}])
+    whole, stream = ("" if isinstance(one, str) else one["content"] for one in found)
+    return text, f"{stream} as a stream, {whole} at once", stream != whole == text
+
+
 FINDINGS: Final[dict[str, Callable[[str], tuple[str, str, bool]]]] = {
     "draft-logprobs": draft_logprobs,
     "lookup-batch": lookup_batch,
+    "held-back-at-the-limit": held_back_at_the_limit,
 }
 
 
