@@ -27,6 +27,7 @@ def test_schemathesis_finds_nothing(
     server: RunningServer, more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")  # the command sets it and leaves it so
     (tmp_path / "schemathesis.toml").write_text(CONFIGURATION, encoding="utf-8")
     options = ("--seed", "1", "--generation-database", "none", "--exclude-path", STOPS_ALL)
     done = CliRunner().invoke(schemathesis, ["run", f"{server.url}/openapi.json", "--no-color", *options, *more])

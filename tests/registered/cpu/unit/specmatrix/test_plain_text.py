@@ -38,7 +38,8 @@ def test_a_command_in_pieces_is_none_either():
 
 
 @pytest.mark.parametrize("kind", [PlainConsole, StdoutConsole])
-def test_a_terminal_gets_the_consoles_styles_and_nobody_elses(kind):
+def test_a_terminal_gets_the_consoles_styles_and_nobody_elses(kind, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
     raw = StringIO()
     console = kind(file=PlainStream(raw), force_terminal=True, color_system="standard", width=60)
     console.print("[red]::error::\x1b]0;title\x07\u202e[/red]", highlight=False)
