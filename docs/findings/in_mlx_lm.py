@@ -69,8 +69,8 @@ def rotating_cache() -> tuple[object, object, bool]:
 
 
 def served(kept: Any, target: Any, draft: Any, prompt: list[int], count: int) -> tuple[list[int], int, int]:
-    """Greedy tokens as the server makes them (mlx_lm/server.py, _serve_single), the prompt tokens that it takes for
-    cached, and those of which the target has KV."""
+    """Greedy tokens as the server makes them (mlx_lm/server.py, _serve_single), how many prompt tokens it treats as
+    cached, and how many the target has KV for."""
     cache, rest = kept.fetch_nearest_cache("model", prompt)
     cache = cache or make_prompt_cache(target) + make_prompt_cache(draft)
     there = cache[0].offset

@@ -18,7 +18,7 @@ PROGRAMS, MIN_RANGE = 96, 512
 # Tiles of the widest projection that may be split along K.
 MAX_TILES: Final = 1024
 # Columns from which a tile is computed transposed.
-TURNED_COLUMNS: Final = 64
+TRANSPOSED_COLUMNS: Final = 64
 # Shared memory per program, in bytes, where kernels launch early and where they do not.
 MEMORY: Final = {True: 227 * 1024, False: 96 * 1024}
 
@@ -42,7 +42,7 @@ class LinearTile(NamedTuple):
     def memory(self, gated: bool, early: bool) -> int:
         """Shared memory of a program's loads in bytes, for elements of 2 bytes. early: as of `tile`; Hopper's products
         read their operands while the next stage is loaded."""
-        stages = self.stages - (self.columns < TURNED_COLUMNS or not early)
+        stages = self.stages - (self.columns < TRANSPOSED_COLUMNS or not early)
         return 2 * stages * self.depth * (self.rows + self.columns * (2 if gated else 1))
 
 

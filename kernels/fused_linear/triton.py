@@ -20,7 +20,7 @@ from specmatrix.kernels.fused_linear import PART, Fusion, tiles
 from specmatrix.kernels.fused_linear.tiles import MAX_TILES, LinearTile
 from specmatrix.kernels.pdl import launch, signal, supports_pdl, wait
 
-TURNED_COLUMNS = tl.constexpr(tiles.TURNED_COLUMNS)
+TRANSPOSED_COLUMNS = tl.constexpr(tiles.TRANSPOSED_COLUMNS)
 
 
 @triton.jit
@@ -58,20 +58,20 @@ def _product(
     Tensor cores of Hopper read a left operand of at least 64 rows from shared memory, so the product of as many columns
     is computed transposed.
     """
-    TURNED: tl.constexpr = COLUMNS >= TURNED_COLUMNS
-    total = tl.zeros((COLUMNS, ROWS) if TURNED else (ROWS, COLUMNS), tl.float32)
-    other = tl.zeros((COLUMNS, ROWS) if TURNED else (ROWS, COLUMNS), tl.float32)
+    TRANSPOSED: tl.constexpr = COLUMNS >= TRANSPOSED_COLUMNS
+    total = tl.zeros((COLUMNS, ROWS) if TRANSPOSED else (ROWS, COLUMNS), tl.float32)
+    other = tl.zeros((COLUMNS, ROWS) if TRANSPOSED else (ROWS, COLUMNS), tl.float32)
     for start in range(first, tl.minimum(stop, depth), DEPTH):
         k = start + tl.arange(0, DEPTH)
         inside = k < depth
         row = (k.to(tl.int64) * w_k)[:, None]
         a = tl.load(x[:, None] + k[None, :], mask=live[:, None] & inside[None, :], other=0.0)
         b = tl.load(weight[None, :] + row, mask=inside[:, None] & held[None, :], other=0.0)
-        total += dot(tl.trans(b), tl.trans(a), WIDE) if TURNED else dot(a, b, WIDE)
+        total += dot(tl.trans(b), tl.trans(a), WIDE) if TRANSPOSED else dot(a, b, WIDE)
         if GATED:
             c = tl.load(weight[None, :] + columns + row, mask=inside[:, None] & held[None, :], other=0.0)
-            other += dot(tl.trans(c), tl.trans(a), WIDE) if TURNED else dot(a, c, WIDE)
-    if TURNED:
+            other += dot(tl.trans(c), tl.trans(a), WIDE) if TRANSPOSED else dot(a, c, WIDE)
+    if TRANSPOSED:
         total, other = tl.trans(total), tl.trans(other)
     return total, other
 

@@ -35,7 +35,7 @@ LOG2_E = 1.4426950408889634
 # Number of programs that fills a GPU without a program per split.
 FULL = 264
 # Programs of a non-deterministic step with a program per split.
-MOST = 330
+MAX_PROGRAMS = 330
 # Number of query tiles from which a step is a prefill, whose early tiles see few of the keys.
 CAUSAL = 8
 
@@ -110,18 +110,18 @@ def quick(tile: AttentionShape, rows: int, length: int, pairs: int, memory: int)
     """The tile and the keys per split of a non-deterministic step whose queries fit into one tile. memory: elements
     that a program may load ahead.
 
-    Splits are as short as MOST programs allow. A program of several tiles of keys loads as many ahead as fit, and with
-    more programs than that they hide each other's waiting.
+    Splits are as short as MAX_PROGRAMS allows. A program of several tiles of keys loads as many ahead as fit; where
+    there are more programs, they hide each other's latency.
     """
     if tile.d2 or tile.rows != WIDE_TILE:
         return tile, SPLIT
     few = tile._replace(rows=16 if rows <= 16 else WIDE_TILE)
     split = SHORT
-    while split < length and triton.cdiv(length, split) * pairs > MOST:
+    while split < length and triton.cdiv(length, split) * pairs > MAX_PROGRAMS:
         split *= 2
     if split == SHORT:
         return few, SHORT
-    if pairs > MOST:
+    if pairs > MAX_PROGRAMS:
         return few._replace(keys=64, warps=2), split
     ahead = min(AHEAD + 1, memory // (64 * 2 * tile.d1))
     return few._replace(keys=64, warps=8 if rows <= 16 and split > SPLIT else 2, stages=max(2, ahead)), split

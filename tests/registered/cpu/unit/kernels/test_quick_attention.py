@@ -7,7 +7,7 @@ import torch
 
 from specmatrix.kernels.backend import check_interpreter
 from specmatrix.kernels.paged_attention import paged_attention, plan_reads
-from specmatrix.kernels.paged_attention.triton import MOST, SHORT, quick, shape
+from specmatrix.kernels.paged_attention.triton import MAX_PROGRAMS, SHORT, quick, shape
 from specmatrix.kernels.pdl import SHARED_MEMORY
 
 check_interpreter()
@@ -39,7 +39,7 @@ def test_deterministic_sums_are_exact_in_float64_whatever_their_order():
 def test_a_quick_step_has_as_many_programs_as_run_at_once_and_tiles_that_fit(length, pairs, rows, d):
     tile, split = quick(shape(d, d, 2, 4), rows, length, pairs, SHARED_MEMORY // 2)
     programs = -(-length // split) * pairs
-    assert programs <= max(MOST, pairs) and tile.rows >= rows and split % tile.keys == 0
+    assert programs <= max(MAX_PROGRAMS, pairs) and tile.rows >= rows and split % tile.keys == 0
     # Half as long splits would be too many.
-    assert split == SHORT or -(-length // (split // 2)) * pairs > MOST
+    assert split == SHORT or -(-length // (split // 2)) * pairs > MAX_PROGRAMS
     assert tile.stages >= 2 and tile.stages * tile.keys * 2 * tile.d1 * 2 <= max(SHARED_MEMORY, 2 * 64 * 4 * d)

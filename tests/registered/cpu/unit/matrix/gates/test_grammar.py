@@ -175,8 +175,8 @@ def test_a_marker_is_plain_if_its_last_token_or_its_first_beginning_finds_it():
 
 
 def test_in_one_cell_more_grammars_run_than_there_are_tables_for():
-    """An engine keeps 16 tables, one for each grammar and marker. One has two users, of which the first ends before
-    another grammar comes."""
+    """An engine keeps 16 tables, one for each grammar and marker. Two requests share one, and the first of them ends
+    before another grammar comes."""
     *crowd, late = [one for one in workload(Cell.from_id(TAGGED), 0) if one.name[0] == "g"]
     first, again, second = crowd[:3]
     assert crowd.pop(1).reasoning_end_ids == first.reasoning_end_ids and late.after == (first.name, second.name)
