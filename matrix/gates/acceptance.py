@@ -39,17 +39,10 @@ from specmatrix.reports.wording import count
 
 # The oracle's rounds per window of an engine's life.
 WINDOW: Final = 100
-# In a short context, the first position that the stored oracle does not reach for every prompt. From there on every so
-# many rounds are compared, and the last ones, which reach past the end.
+# In a short context, the first position that the stored oracle does not reach for every prompt.
 LATE: Final = 128
-LATE_STRIDE: Final = 3
-LATE_ROUNDS: Final = 12
-# Prompts of more tokens than any question has. At 4,096 tokens every other round is compared, as one takes 100 times as
-# long as in an answer.
+# Prompts of more tokens than any question has.
 FAR: Final = 300
-VERY_FAR: Final = 2048
-# Maximum rounds compared per cell over sampled and ruled requests; one takes 10 ms.
-DRAWN_ROUNDS: Final = 32
 
 
 @dataclass(frozen=True)
@@ -236,9 +229,9 @@ class AcceptanceGate(PackageGate):
         return Outcome(self.name, State.FAIL, numbers, interval, text, blamed.blame())
 
     def _by_naive_drafts(self, cell: Cell, run: Run, outcome: Outcome, alone: bool) -> Outcome:
-        """Compare rounds outside the oracle's texts: some of each sampled or ruled request, and the last ones of greedy
-        requests that fill the context, because a draft may fail at late positions only. alone: the cell has no other
-        rounds to judge, so zero compared rounds are NOT MEASURED."""
+        """Compare rounds outside the oracle's texts: those of sampled and ruled requests and of long texts, and the
+        late ones of greedy requests that fill the context, because a draft may fail at late positions only.
+        alone: the cell has no other rounds to judge, so zero compared rounds are NOT MEASURED."""
         rounds, reach, left = 0, 0, dict[str, int]()
         requests = _asked(run)
         for answer, among in _beyond_the_oracle(cell, run):
@@ -327,9 +320,8 @@ def _unaborted(cell: Cell) -> bool:
 
 
 def _beyond_the_oracle(cell: Cell, run: Run) -> Iterator[tuple[Answer, Container[int]]]:
-    """Answers with rounds outside the oracle's texts, and the indices of those to compare: evenly spaced ones, and the
-    first behind each prefill, of requests whose rounds are not the oracle's; of long texts, and of greedy requests that
-    fill the context, evenly spaced ones, and the last of the latter.
+    """Answers with rounds outside the oracle's texts, and the indices of those: all of requests whose rounds are not
+    the oracle's and of long texts, the late ones of greedy requests that fill the context.
     """
     whole = [answer for answer in run.answers if answer.finish != "abort"]
     answers = {answer.name: answer for answer in whole if answer.accept_lengths}
@@ -339,19 +331,11 @@ def _beyond_the_oracle(cell: Cell, run: Run) -> Iterator[tuple[Answer, Container
     far = [answer for _, answer in kept if len(answer.prompt_ids) > FAR]
     every = _elsewhere(cell)
     drawn = [one for request, one in kept if (every or request.temperature > 0 or request.ruled) and one not in far]
-    stride, passed = max(1, -(-sum(len(answer.accept_lengths) for answer in drawn) // DRAWN_ROUNDS)), 0
-    few = len(drawn) <= DRAWN_ROUNDS // 2
-    for answer in drawn:
-        firsts = {
-            at for at, start in enumerate(answer.round_starts) if few and start - 1 in {0, *answer.outside_rounds}
-        }
-        yield answer, firsts.union(range(-passed % stride, len(answer.accept_lengths), stride))
-        passed += len(answer.accept_lengths)
-    for answer in far:
-        yield answer, range(0, len(answer.accept_lengths), 1 + len(answer.prompt_ids) // VERY_FAR)
+    for answer in drawn + far:
+        yield answer, range(len(answer.accept_lengths))
     for answer in [one for _, one in kept if cell.context == "short" and one not in drawn]:
-        late = [at for at, start in enumerate(answer.round_starts) if len(answer.prompt_ids) + start > LATE]
-        yield answer, {*late[::LATE_STRIDE], *late[-LATE_ROUNDS:]}
+        starts = enumerate(answer.round_starts)
+        yield answer, {at for at, start in starts if len(answer.prompt_ids) + start > LATE}
 
 
 def _repeats(cell: Cell) -> bool:

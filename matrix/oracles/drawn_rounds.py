@@ -150,7 +150,7 @@ def chances_along(
     laws, states, found = text.target_laws(known, path[: places - 1]), list[Any](), []
     drawing = text.request if rule.filtered else replace(text.request, top_k=-1, top_p=1.0)
     for place, law in enumerate(laws[: 1 if rule.rule == "block" else places]):
-        state, logits = draft.after(known, [tuple(path[:place])], [states])
+        state, logits = draft.after([known], [tuple(path[:place])], [states])
         states.append(state[0])
         if rule.rule == "match":
             found.append(float(law.masses[draft.to_target(int(logits[0].argmax()))]))
@@ -168,7 +168,7 @@ def _drafted(
     path: tuple[int, ...] = ()
     states, laws, margins, shares = list[Any](), [], [], list[float]()
     for column in range(1, steps + 1):
-        state, logits = draft.after(known, [path], [states])
+        state, logits = draft.after([known], [path], [states])
         law = filtered(text.request, logits[0])
         index, margin = _chosen(law.masses, text.coin(NOISE, known, column))
         margins += [margin, law.margin]

@@ -81,7 +81,7 @@ def naive_check(
     """
     import torch
 
-    from specmatrix.matrix.zoo.oracle import Proposals, accepted_path, key_of
+    from specmatrix.matrix.zoo.oracle import Proposals, accepted_paths, key_of
 
     def after(known: int, path: tuple[int, ...]) -> numpy.ndarray:
         assert legal is not None
@@ -89,21 +89,25 @@ def naive_check(
 
     tokens, compared, reach = [*prompt, *output], 0, 0
     starts = starts or [*accumulate(lengths, initial=1)]
+    rounds = [
+        (index, length, shape, len(prompt) + start - 1)
+        for index, (length, shape, start) in enumerate(zip(lengths, shapes, starts, strict=False))
+        if index in among
+    ]
     proposals: dict[tuple[str, int], Proposals] = {}
+    paths: dict[int, tuple[int, ...]] = {}
     with torch.inference_mode():
-        for index, (length, shape, start) in enumerate(zip(lengths, shapes, starts, strict=False)):
-            if index not in among:
-                continue
-            known = len(prompt) + start - 1
-            key = key_of(algorithm, shape)
+        for shape in dict.fromkeys(shape for _, _, shape, _ in rounds):
+            key, alike = key_of(algorithm, shape), [known for _, _, own, known in rounds if own == shape]
             if key not in proposals:
                 proposals[key] = Proposals(drafts(target).of(algorithm, shape, tokens), legal and after)
-            path = accepted_path(proposals[key], tokens, known, shape)
-            most = caps[index] if caps else sys.maxsize
+            paths |= zip(alike, accepted_paths(proposals[key], tokens, alike, shape), strict=True)
+        for index, length, shape, known in rounds:
+            path, most = paths[known], caps[index] if caps else sys.maxsize
             if known + min(1 + len(path), most) >= len(tokens):
                 break
             compared, reach = compared + 1, known
-            shares = best_shares(proposals[key], known, shape[2] - 1) if sure is not None else []
+            shares = best_shares(proposals[key_of(algorithm, shape)], known, shape[2] - 1) if sure is not None else []
             if min(len(path) + 1, most) != length or (sure is not None and sure.differs(index, shares)):
                 return NaiveCheck(compared, index, reach)
     return NaiveCheck(compared, None, reach)
@@ -114,7 +118,7 @@ def best_shares(proposals: Proposals, known: int, drafts: int) -> list[float]:
     path: tuple[int, ...] = ()
     shares = []
     for _ in range(drafts):
-        share, token = proposals.of(known, [path])[0][0]
+        share, token = proposals.of([known], [path])[0][0]
         sure = proposals.draft.confidence(known, path)
         shares.append(share if sure is None else sure)
         path = (*path, token)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specmatrix.matrix.zoo.net import Attend, CausalNet, Table
+from specmatrix.matrix.zoo.net import Attend, CausalNet, Table, by_row
 
 # Step size of an expert's bias towards an even load (arXiv 2408.15664).
 BALANCE_RATE: Final = 1e-3
@@ -28,7 +28,7 @@ class BundledHead:
     def step(self, tokens: Tensor, hidden: Tensor, table: Table, attend: Attend) -> tuple[Tensor, Tensor]:
         """State [B, T, H] and logits [B, T, V] for tokens [B, T] and hidden [B, T, H]."""
         x = self.join(torch.cat((self.word(self.net.model.embed_tokens(tokens)), self.state(hidden)), -1))
-        x = self.layer(x, position_embeddings=(table[0][None], table[1][None]), attend=attend)
+        x = self.layer(x, position_embeddings=by_row(table), attend=attend)
         state = self.last(x)
         return state, self.net.lm_head(state)
 

@@ -23,7 +23,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specmatrix.matrix.zoo.net import Attend, CausalNet, Layer, RMSNorm, Table, initialise, rope_table, rotate, widened
+from specmatrix.matrix.zoo.net import (
+    Attend,
+    CausalNet,
+    Layer,
+    RMSNorm,
+    Table,
+    by_row,
+    initialise,
+    rope_table,
+    rotate,
+    widened,
+)
 from specmatrix.matrix.zoo.registry import Recipe, Shape
 
 
@@ -57,7 +68,7 @@ class LanguageHead:
         """The unchanged `hidden`, and logits [B, T, V] for tokens [B, T]."""
         x = self.net.model.embed_tokens(tokens)
         for layer in self.net.model.layers:
-            x = layer(x, position_embeddings=(table[0][None], table[1][None]), attend=attend)
+            x = layer(x, position_embeddings=by_row(table), attend=attend)
         return hidden, self.net.lm_head(self.net.model.norm(x))
 
 

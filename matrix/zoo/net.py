@@ -39,6 +39,11 @@ def rotate(x: Tensor, table: Table) -> Tensor:
     return (wide * table[0] + torch.cat((-second, first), -1) * table[1]).to(x.dtype)
 
 
+def by_row(table: Table) -> Table:
+    """A table of [T, D] or [B, 1, T, D] as transformers has it, [1, T, D] or [B, T, D]."""
+    return table[0].view(-1, *table[0].shape[-2:]), table[1].view(-1, *table[1].shape[-2:])
+
+
 class RMSNorm(nn.RMSNorm):
     """Root-mean-square norm with a learned scale, computed in float32."""
 

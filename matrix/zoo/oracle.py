@@ -19,7 +19,6 @@ import numpy
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.defaults import SHAPE
@@ -41,12 +40,13 @@ Shape = tuple[int, int, int]  # steps, topk, draft tokens
 
 
 class OracleDraft(Protocol):
-    """Computes state and logits of one sequence after the pairs of slots 0..L-1 and the drafts of a path."""
+    """Computes states and logits of one sequence after the pairs of slots 0..L-1 and the drafts of a path."""
 
     def after(
-        self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
+        self, known: Sequence[int], paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        """State [n, ...] and logits [n, Vd] for L = `known` and n paths of equal length; `states`: inputs per path."""
+        """State [n, ...] and logits [n, Vd] for n paths of equal length, each behind its L of `known`; `states`: inputs
+        per path."""
         ...
 
     def to_target(self, index: int) -> int:
@@ -79,28 +79,39 @@ class HeadDraft(OracleDraft):
         return whole(index, q, k, v)
 
     def after(
-        self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
+        self, known: Sequence[int], paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        count, depth = len(paths), len(paths[0])
+        slots, depth = torch.tensor(known), len(paths[0])
         if not depth:
-            return self._states[known - 1].expand(count, -1), self._logits[known - 1].expand(count, -1)
+            return self._states[slots - 1], self._logits[slots - 1]
         if mask := mask_of(self.head):
-            paths, states = [(mask[0],) * depth] * count, [[mask[1]] * depth] * count
-        seen = torch.ones(depth, known + depth, dtype=torch.bool).tril(known)
+            paths, states = [(mask[0],) * depth] * len(paths), [[mask[1]] * depth] * len(paths)
+        behind = (torch.arange(max(known)) >= slots[:, None])[:, None, None]
+        later = torch.ones(depth, depth, dtype=torch.bool).triu(1)
 
         def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            before = [each[:, :, :known].expand(count, -1, -1, -1) for each in self._text[index]]
-            keys, values = (torch.cat(pair, 2) for pair in zip(before, (k, v), strict=True))
-            keys, values = widened(keys, q.shape[1]), widened(values, q.shape[1])
-            return scaled_dot_product_attention(q, keys, values, attn_mask=seen)
+            text = [widened(each[:, :, : max(known)], q.shape[1])[0] for each in self._text[index]]
+            keys, values = widened(k, q.shape[1]), widened(v, q.shape[1])
+            own = (q @ keys.mT).masked_fill(later, -math.inf)
+            scores = torch.cat((_of_all(q, text[0].mT).masked_fill(behind, -math.inf), own), -1)
+            shares = (scores * q.shape[-1] ** -0.5).softmax(-1)
+            found: Tensor = _of_all(shares[..., : max(known)], text[1]) + shares[..., max(known) :] @ values
+            return found
 
         hidden = torch.stack([torch.stack([*own]) for own in states])
-        table = rope_table(self.head.shape, torch.arange(known, known + depth))
+        table = rope_table(self.head.shape, slots[:, None] + torch.arange(depth))
+        table = table[0][:, None], table[1][:, None]
         state, logits = self.head.step(torch.tensor(paths), hidden, table, attend)
         return state[:, -1], logits[:, -1]
 
     def to_target(self, index: int) -> int:
         return self.kept[index]
+
+
+def _of_all(rows: Tensor, text: Tensor) -> Tensor:
+    """rows [n, H, d, X] times [H, X, Y], which all of them share."""
+    made: Tensor = rows.transpose(0, 1).flatten(1, 2) @ text
+    return made.view(len(text), len(rows), -1, text.shape[-1]).transpose(0, 1)
 
 
 class RotatedDraft(OracleDraft):
@@ -112,17 +123,19 @@ class RotatedDraft(OracleDraft):
         self._first = heads[0].step(torch.tensor([tokens[1:]]), hidden, table, whole)
 
     def after(
-        self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
+        self, known: Sequence[int], paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        depth = len(paths[0])
+        rows, last, depth = torch.arange(len(known)), torch.tensor(known) - 1, len(paths[0])
         if not depth:
             state, logits = self._first
-            return state[:, :known].expand(len(paths), -1, -1), logits[:, known - 1].expand(len(paths), -1)
-        head = self.heads[depth]
-        rows = torch.tensor([[*self.tokens[1 + depth : known + 1], *path] for path in paths])
+            return state.expand(len(paths), -1, -1), logits[0, last]
+        head, slots = self.heads[depth], len(self.tokens) - 1
+        read = [[*self.tokens[1 + depth : one + 1], *path] for one, path in zip(known, paths, strict=True)]
+        # What stands behind a row's last slot is seen by none before it.
+        words = torch.tensor([[*row, *[0] * (slots - len(row))] for row in read])
         hidden = torch.stack([own[-1] for own in states])
-        state, logits = head.step(rows, hidden, rope_table(head.shape, torch.arange(known)), whole)
-        return state, logits[:, -1]
+        state, logits = head.step(words, hidden, rope_table(head.shape, torch.arange(slots)), whole)
+        return state, logits[rows, last]
 
 
 class BlockDraft(OracleDraft):
@@ -132,19 +145,20 @@ class BlockDraft(OracleDraft):
         self.net, self.width, self.tokens, self.captured = net, width, torch.tensor([tokens]), captured[None]
         self.blocks: dict[int, Tensor] = {}
 
-    def _block(self, known: int) -> Tensor:
-        """Hidden states [width - 1, H]."""
-        if known not in self.blocks:
-            self.blocks[known] = self.net.rows(self.tokens, self.captured, torch.tensor([[known]]), self.width)[0, 0]
-        return self.blocks[known]
+    def _behind(self, known: Sequence[int], paths: Sequence[TokenPath]) -> tuple[Tensor, Tensor]:
+        """Hidden states of the drafts up to the one after each path [n, depth + 1, H], and the tokens before each."""
+        if missing := [one for one in dict.fromkeys(known) if one not in self.blocks]:
+            made = self.net.rows(self.tokens, self.captured, torch.tensor([missing]), self.width)[0]
+            self.blocks.update(zip(missing, made, strict=True))
+        hidden = torch.stack([self.blocks[one][: len(paths[0]) + 1] for one in known])
+        return hidden, torch.cat((self.tokens[0, known][:, None], torch.tensor(paths, dtype=torch.int64)), 1)
 
     def after(
-        self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
+        self, known: Sequence[int], paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
     ) -> tuple[Tensor, Tensor]:
         del states
-        hidden = self._block(known)[len(paths[0])]
-        previous = torch.tensor([path[-1] if path else int(self.tokens[0, known]) for path in paths])
-        return torch.zeros(len(paths), 0), self.net.corrected(hidden.expand(len(paths), -1), previous)
+        hidden, previous = self._behind(known, paths)
+        return torch.zeros(len(paths), 0), self.net.corrected(hidden[:, -1], previous[:, -1])
 
 
 class SparkDraft(BlockDraft):
@@ -152,19 +166,14 @@ class SparkDraft(BlockDraft):
 
     net: DsparkNet
 
-    def _behind(self, known: int, path: TokenPath) -> tuple[Tensor, Tensor]:
-        """The states of the drafts up to the one after `path`, and the tokens before each."""
-        return self._block(known)[: len(path) + 1], torch.tensor([int(self.tokens[0, known]), *path])
-
     def after(
-        self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
+        self, known: Sequence[int], paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
     ) -> tuple[Tensor, Tensor]:
         del states
-        logits = [self.net.corrected(*self._behind(known, path))[-1] for path in paths]
-        return torch.zeros(len(paths), 0), torch.stack(logits)
+        return torch.zeros(len(paths), 0), self.net.corrected(*self._behind(known, paths))[:, -1]
 
     def confidence(self, known: int, path: TokenPath) -> float | None:
-        return float(self.net.sure(*self._behind(known, path))[-1].sigmoid())
+        return float(self.net.sure(*self._behind([known], [path]))[0, -1].sigmoid())
 
 
 # Per target: algorithm to draft checkpoint; MTP layers are part of the target's. `nextn` is the default resolution (a
@@ -232,6 +241,8 @@ LIMIT: Final = 96
 # Tokens past the end of a continuation, to compare the last round's drafts with.
 BEYOND: Final = 16
 WIDEST: Final = 8
+# Maximum paths that a draft reads in one forward.
+TOGETHER: Final = 256
 # Decimal places of a stored log-probability, about float32's precision.
 DIGITS: Final = 6
 # Values that cells may request; the oracle covers everything that they resolve to.
@@ -254,48 +265,45 @@ class Proposals:
         self.children: dict[tuple[int, TokenPath], list[tuple[float, int]]] = {}
         self.states: dict[tuple[int, TokenPath], Tensor] = {}
 
-    def of(self, known: int, paths: Sequence[TokenPath]) -> list[list[tuple[float, int]]]:
-        """Children of `paths`, which have equal length, for L = `known`."""
-        missing = [path for path in dict.fromkeys(paths) if (known, path) not in self.children]
-        if missing:
-            self._work_out(known, missing)
-        return [self.children[known, path] for path in paths]
+    def of(self, known: Sequence[int], paths: Sequence[TokenPath]) -> list[list[tuple[float, int]]]:
+        """Children of `paths`, which have equal length, each behind its L of `known`."""
+        wanted = [*zip(known, paths, strict=True)]
+        missing = [one for one in dict.fromkeys(wanted) if one not in self.children]
+        for start in range(0, len(missing), TOGETHER):
+            self._work_out(missing[start : start + TOGETHER])
+        return [self.children[one] for one in wanted]
 
-    def _work_out(self, known: int, paths: list[TokenPath]) -> None:
-        fed = [[self.states[known, path[:depth]] for depth in range(len(path))] for path in paths]
-        states, logits = self.draft.after(known, paths, fed)
+    def _work_out(self, wanted: list[tuple[int, TokenPath]]) -> None:
+        fed = [[self.states[known, path[:depth]] for depth in range(len(path))] for known, path in wanted]
+        states, logits = self.draft.after([known for known, _ in wanted], [path for _, path in wanted], fed)
         if self.legal is not None:
             ids = [self.draft.to_target(index) for index in range(logits.shape[-1])]
-            masks = torch.tensor([self.legal(known, path)[ids].tolist() for path in paths])
+            masks = torch.tensor(numpy.stack([self.legal(*one)[ids] for one in wanted]))
             # Nothing may follow the end of a grammar.
             logits = logits.masked_fill(~masks & masks.any(-1, keepdim=True), -math.inf)
-        best, order = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
-        for row, path in enumerate(paths):
-            pairs = zip(best[row, :WIDEST].tolist(), order[row, :WIDEST].tolist(), strict=True)
-            self.children[known, path] = [(share, self.draft.to_target(index)) for share, index in pairs]
-            self.states[known, path] = states[row]
+        # Of equal shares the lower id is first.
+        order = logits.topk(min(WIDEST, logits.shape[-1])).indices.sort(-1).values
+        best, places = logits.softmax(-1).gather(-1, order).sort(dim=-1, descending=True, stable=True)
+        found = zip(best.tolist(), order.gather(-1, places).tolist(), strict=True)
+        for one, state, row in zip(wanted, states, found, strict=True):
+            self.children[one] = [(share, self.draft.to_target(index)) for share, index in zip(*row, strict=True)]
+            self.states[one] = state
 
 
-def tree_paths(proposals: Proposals, known: int, shape: Shape) -> set[TokenPath]:
-    """The token paths of a round's nodes, chosen among the candidates of all steps; ties go to the lower id."""
+def tree_paths(proposals: Proposals, rounds: Sequence[int], shape: Shape) -> list[set[TokenPath]]:
+    """The token paths of the nodes of the rounds that start at some KV lengths, chosen among the candidates of all
+    steps; ties go to the lower id."""
     steps, topk, width = shape
-    if topk == 1:
-        path: TokenPath = ()
-        for _ in range(width - 1):
-            path = (*path, proposals.of(known, [path])[0][0][1])
-        return {path[:depth] for depth in range(1, width)}
-    pool: list[tuple[float, TokenPath]] = []
-    beams: list[tuple[float, TokenPath]] = [(1.0, ())]
-    for _ in range(steps):
-        children = proposals.of(known, [path for _, path in beams])
-        grown = [
-            (score * share, (*path, token))
-            for (score, path), found in zip(beams, children, strict=True)
-            for share, token in found[:topk]
-        ]
-        pool += grown
-        beams = sorted(grown, key=lambda candidate: -candidate[0])[:topk]
-    return {path for _, path in sorted(pool, key=lambda candidate: -candidate[0])[: width - 1]}
+    pools: list[list[tuple[float, TokenPath]]] = [[] for _ in rounds]
+    beams: list[list[tuple[float, TokenPath]]] = [[(1.0, ())] for _ in rounds]
+    for _ in range(steps if topk > 1 else width - 1):
+        asked = [(known, path) for known, beam in zip(rounds, beams, strict=True) for _, path in beam]
+        children = iter(proposals.of(*zip(*asked, strict=True)))
+        for place, beam in enumerate(beams):
+            grown = [(score * share, (*path, token)) for score, path in beam for share, token in next(children)[:topk]]
+            pools[place] += grown
+            beams[place] = sorted(grown, key=lambda candidate: -candidate[0])[:topk]
+    return [{path for _, path in sorted(pool, key=lambda candidate: -candidate[0])[: width - 1]} for pool in pools]
 
 
 def accept_lengths(proposals: Proposals, tokens: list[int], prompt: int, emitted: int, shape: Shape) -> list[int]:
@@ -303,30 +311,26 @@ def accept_lengths(proposals: Proposals, tokens: list[int], prompt: int, emitted
     rounds: list[int] = []
     known = prompt
     while known - prompt + 1 < emitted:
-        rounds.append(len(accepted_path(proposals, tokens, known, shape)) + 1)
+        rounds.append(len(accepted_paths(proposals, tokens, [known], shape)[0]) + 1)
         known += rounds[-1]
     return rounds
 
 
-def accepted_path(proposals: Proposals, tokens: list[int], known: int, shape: Shape) -> TokenPath:
-    """The drafts accepted by a round that starts at KV length `known`; none past the end of `tokens`."""
-    tree = tree_paths(proposals, known, shape)
-    path: TokenPath = ()
-    while known + 1 + len(path) < len(tokens) and (longer := (*path, tokens[known + 1 + len(path)])) in tree:
-        path = longer
-    return path
+def accepted_paths(proposals: Proposals, tokens: list[int], rounds: Sequence[int], shape: Shape) -> list[TokenPath]:
+    """The drafts accepted by each of the rounds that start at some KV lengths; none past the end of `tokens`."""
+    found = []
+    for known, tree in zip(rounds, tree_paths(proposals, rounds, shape), strict=True):
+        path: TokenPath = ()
+        while known + 1 + len(path) < len(tokens) and (longer := (*path, tokens[known + 1 + len(path)])) in tree:
+            path = longer
+        found.append(path)
+    return found
 
 
 def reach(proposals: Proposals, tokens: list[int], prompt: int) -> list[int]:
     """Correct consecutive drafts (at most DEEPEST) of a chain, for rounds that start after 0, 1, .. tokens of earlier
     rounds; a round of S steps accepts the minimum of that and S."""
-    found = []
-    for known in range(prompt, len(tokens) - DEEPEST):
-        path: TokenPath = ()
-        while len(path) < DEEPEST and proposals.of(known, [path])[0][0][1] == tokens[known + 1 + len(path)]:
-            path = (*path, tokens[known + 1 + len(path)])
-        found.append(len(path))
-    return found
+    return [len(path) for path in accepted_paths(proposals, tokens, range(prompt, len(tokens) - DEEPEST), CHAIN)]
 
 
 class Continuation(NamedTuple):

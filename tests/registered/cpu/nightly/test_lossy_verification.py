@@ -32,7 +32,7 @@ def exact_loss(request, prompt, weight):
                 text = Text(CELL.target, CELL.algorithm, request, 0, prompt, path)
                 known = len(prompt) + len(path) - 1
                 (law,) = text.target_laws(known, ())
-                q = filtered(request, text.draft((3, 1, 4)).after(known, [()], [[]])[1][0]).masses
+                q = filtered(request, text.draft((3, 1, 4)).after([known], [()], [[]])[1][0]).masses
                 nu = weight * law.masses + (1 - weight) * q
                 grown += [((*path, int(x)), right * law.masses[x], mixed * nu[x]) for x in np.flatnonzero(nu > 1e-6)]
             paths = grown

@@ -84,7 +84,7 @@ def test_an_unrolled_step_equals_drafting_from_that_slot(head):
     for slot in (0, 3, 6):
         path, states = (), []
         for step in range(4):
-            state, logits = draft.after(slot + 1, [path], [states])
+            state, logits = draft.after([slot + 1], [path], [states])
             assert logits.abs().max() > 0.1
             assert (unrolled[step][1][0, slot] - logits[0]).abs().max() < 1e-4, (slot, step)
             path, states = (*path, int(tokens[0, slot + 2 + step])), [*states, state[0]]
@@ -97,18 +97,18 @@ def test_drafts_over_a_text_read_once_equal_a_pass_over_the_whole_sequence(head)
     captured = torch.randn(12, width, generator=torch.Generator().manual_seed(2))
     draft, features = HeadDraft(net, torch.arange(768), tokens, captured), net.features(captured)
     mask = mask_of(net)
-    for known, paths in ((1, [()]), (5, [()]), (5, [(9,), (700,)]), (7, [(3, 9), (3, 11), (8, 2)])):
+    for slots, paths in (([1, 5], [(), ()]), ([7, 5], [(9,), (700,)]), ([7, 7, 4], [(3, 9), (3, 11), (8, 2)])):
         depth = len(paths[0])
         states = [[torch.randn_like(features[0]) for _ in range(depth)] for _ in paths]
-        made = draft.after(known, paths, states)
-        if mask is not None:
-            paths, states = [(mask[0],) * depth] * len(paths), [[mask[1]] * depth] * len(paths)
-        rows = torch.tensor([[*tokens[1 : known + 1], *path] for path in paths])
-        hidden = torch.stack([torch.stack((*features[:known], *own)) for own in states])
-        table = rope_table(net.shape, torch.arange(known + depth))
-        for own, whole_pass in zip(made, net.step(rows, hidden, table, whole), strict=True):
-            assert own.shape == whole_pass[:, -1].shape
-            torch.testing.assert_close(own, whole_pass[:, -1], atol=1e-5, rtol=1e-5)
+        made = draft.after(slots, paths, states)
+        for row, (known, path, own) in enumerate(zip(slots, paths, states, strict=True)):
+            if mask is not None:
+                path, own = (mask[0],) * depth, [mask[1]] * depth
+            hidden = torch.stack((*features[:known], *own))[None]
+            table = rope_table(net.shape, torch.arange(known + depth))
+            whole_pass = net.step(torch.tensor([[*tokens[1 : known + 1], *path]]), hidden, table, whole)
+            for ours, theirs in zip(made, whole_pass, strict=True):
+                torch.testing.assert_close(ours[row], theirs[0, -1], atol=1e-5, rtol=1e-5)
 
 
 @torch.inference_mode()
@@ -121,9 +121,9 @@ def test_a_chain_of_layers_equals_drafting_layer_by_layer():
     made = rotated(heads, tokens, final)
     draft = RotatedDraft(heads, tokens[0].tolist(), final[0])
     for slot in (2, 7):
-        first, logits = draft.after(slot + 1, [()], [[]])
+        first, logits = draft.after([slot + 1], [()], [[]])
         assert (made[0][1][0, slot] - logits[0]).abs().max() < 1e-4
-        _, logits = draft.after(slot + 1, [(int(tokens[0, slot + 2]),)], [[first[0]]])
+        _, logits = draft.after([slot + 1], [(int(tokens[0, slot + 2]),)], [[first[0]]])
         assert (made[1][1][0, slot] - logits[0]).abs().max() < 1e-4
 
 

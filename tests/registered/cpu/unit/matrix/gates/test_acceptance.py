@@ -3,15 +3,7 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, Cell
-from specmatrix.matrix.gates.acceptance import (
-    DRAWN_ROUNDS,
-    LATE_ROUNDS,
-    AcceptanceGate,
-    Rounds,
-    RoundsPair,
-    _numbers,
-    same_range,
-)
+from specmatrix.matrix.gates.acceptance import AcceptanceGate, Rounds, RoundsPair, _numbers, same_range
 from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.gates.session import first_round_mismatch, from_a_start
 from specmatrix.matrix.subjects.protocol import Answer
@@ -95,7 +87,7 @@ def test_the_naive_drafts_follow_a_request_to_the_end_of_the_context(measured):
     assert SHORT_CONTEXT - 8 <= outcome.numbers["naive_reach"] < SHORT_CONTEXT
     lengths, prompt = list(run.answers[0].accept_lengths), len(run.answers[0].prompt_ids)
     starts = [sum(lengths[:at]) for at in range(len(lengths))]
-    late = next(at for at in range(len(lengths) - LATE_ROUNDS + 1, len(lengths)) if lengths[at] > 1)
+    late = next(at for at in range(len(lengths) - 11, len(lengths)) if lengths[at] > 1)
     lengths[late : late + 1] = [lengths[late] - 1, 1]
     answer = replace(run.answers[0], accept_lengths=tuple(lengths))
     outcome = found.judge(gate, answers=(answer,))
@@ -263,7 +255,9 @@ def test_rounds_of_sampled_and_ruled_requests_are_those_of_naive_drafts(measured
     """No oracle has their texts; one round that accepts another number of tokens is red."""
     found, gate = measured(cell_id), AcceptanceGate()
     outcome = found.judge(gate)
-    assert outcome.state is State.PASS and 5 < outcome.numbers["naive_rounds"] <= DRAWN_ROUNDS
+    rounds = sum(len(one.accept_lengths) for one in found.run.answers)
+    # Not a last round, whose drafts may have gone on past the end of the text.
+    assert outcome.state is State.PASS and outcome.numbers["naive_rounds"] >= rounds - len(found.run.answers) > 5
     answer = next(answer for answer in found.run.answers if len(answer.accept_lengths) > 3)
     first, *rest = answer.accept_lengths
     wrong = replace(answer, accept_lengths=(first + 1, *rest))

@@ -84,7 +84,7 @@ def test_bundled_layers_agree_with_transformers(monkeypatch):
     )
     draft, states = RotatedDraft(net.bundled(), tokens[0].tolist(), final[0]), []
     for depth in range(2):
-        state, ours = draft.after(39, [tuple(ids[0, :depth].tolist())], [states])
+        state, ours = draft.after([39], [tuple(ids[0, :depth].tolist())], [states])
         assert (ours[0] - logits[0, depth]).abs().max() < 1e-4
         states.append(state[0])
 

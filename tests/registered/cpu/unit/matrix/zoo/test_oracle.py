@@ -27,9 +27,9 @@ class Scripted:
 def test_a_tree_takes_the_best_products_of_all_steps():
     # Products: 0: .5, 1: .3, 00: .25, 01: .15, 10: .15, 11: .09; of the tie the lower candidate id is kept.
     proposals = oracle.Proposals(Scripted())
-    assert oracle.tree_paths(proposals, 5, (2, 2, 5)) == {(0,), (1,), (0, 0), (0, 1)}
-    assert oracle.tree_paths(proposals, 5, (2, 2, 3)) == {(0,), (1,)}
-    assert oracle.tree_paths(proposals, 5, (3, 1, 4)) == {(0,), (0, 0), (0, 0, 0)}
+    assert oracle.tree_paths(proposals, [5], (2, 2, 5)) == [{(0,), (1,), (0, 0), (0, 1)}]
+    assert oracle.tree_paths(proposals, [5], (2, 2, 3)) == [{(0,), (1,)}]
+    assert oracle.tree_paths(proposals, [5], (3, 1, 4)) == [{(0,), (0, 0), (0, 0, 0)}]
 
 
 def test_reach_and_rounds_count_the_drafts_in_a_row_that_are_right():
