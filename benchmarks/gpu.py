@@ -77,9 +77,10 @@ def forward(target: CausalLM, batch: int, width: int, length: int) -> Callable[[
     positions = torch.arange(length, length + width, device=device).expand(batch, -1)
     tokens = torch.randint(2, target.vocab_size, (batch, width), device=device)
     write, bias = slots.gather(1, positions), causal_bias(positions, reach, target.dtype)
+    start = positions[:, 0].contiguous()
 
     def run() -> Tensor:
-        hidden, _ = target.forward(tokens, positions, StepAttention(pool, write, slots, bias))
+        hidden, _ = target.forward(tokens, positions, StepAttention(pool, write, slots, bias, start=start))
         return target.logits(hidden).argmax(-1)
 
     return run

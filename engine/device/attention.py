@@ -24,7 +24,7 @@ class StepAttention:
 
     write_slots int64 [B, W]; read_slots int64 [B, T], including the written ones; bias [B, 1, W, T] of the pool's
     dtype, 0 or -inf, at least one 0 per query. sparse: most keys are masked, as by a sliding window. start int64 [B]:
-    the step's tokens are at positions start..start + W - 1, so no query sees a later position; None if they are not.
+    token w is at position start + w and sees no later one; None if they are not.
     """
 
     def __init__(

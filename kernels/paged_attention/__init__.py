@@ -89,7 +89,7 @@ def plan_reads(
     value_dim: None for separate keys and values; else one plane holds both, and a value is the first value_dim columns
     of its key (multi-head latent attention, DeepSeek-V2, arXiv 2405.04434). scale: softmax scale, 1/sqrt(head_dim) if
     None. sparse: most keys are masked for all queries of a request, as by a sliding window; a hint to skip work.
-    start int64 [B]: no query of request b attends past position start[b] + W - 1; a hint too.
+    start int64 [B]: query w of request b attends to no position past start[b] + w; a hint too.
     deterministic: a query's bits depend neither on the rest of the batch nor on masked keys (on a GPU, on those
     between keys that it sees where these lie in other blocks, see triton.py).
     KernelError on other shapes.

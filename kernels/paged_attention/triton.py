@@ -29,8 +29,8 @@ SPLIT = 256
 AHEAD = 4
 # Keys per split for few requests in non-deterministic mode.
 SHORT = 128
-# Queries per tile, except for the widest heads.
-WIDE_TILE = 32
+# Queries per tile, except for the widest heads, and in non-deterministic prefills.
+WIDE_TILE, PREFILL_TILE = 32, 64
 LOG2_E = 1.4426950408889634
 # Number of programs that fills a GPU without a program per split.
 FULL = 264
@@ -38,6 +38,8 @@ FULL = 264
 MAX_PROGRAMS = 330
 # Number of query tiles from which a step is a prefill, whose early tiles see few of the keys.
 CAUSAL = 8
+# Keys per split where a program takes all that its queries see.
+WHOLE = 2**20
 
 
 class AttentionShape(NamedTuple):
@@ -55,8 +57,8 @@ class SplitReads(NamedTuple):
     """The state shared by all layers of one step, for T keys padded to a multiple of ALIGNED.
 
     query: shape of q; slots [B, T], the padding slot 0 past the keys; masks [B, W, T], 0 for keys that a query may see;
-    factor: softmax scale; sparse: most keys are masked for all queries of a request; start [B]: no query sees more than
-    start + W keys.
+    factor: softmax scale; sparse: most keys are masked for all queries of a request; start [B]: query w sees no key
+    past start + w.
     """
 
     query: tuple[int, int, int, int]
@@ -107,24 +109,25 @@ def shape(head_dim: int, value_dim: int, size: int, group: int) -> AttentionShap
 
 
 def quick(tile: AttentionShape, rows: int, length: int, pairs: int, memory: int) -> tuple[AttentionShape, int]:
-    """The tile and the keys per split of a non-deterministic step whose queries fit into one tile. memory: elements
-    that a program may load ahead.
+    """The tile and the keys per split of a non-deterministic step with `rows` queries for each of `pairs` key heads.
+    memory: elements that a program may load ahead.
 
     Splits are as short as MAX_PROGRAMS allows. A program of several tiles of keys loads as many ahead as fit; where
     there are more programs, they hide each other's latency.
     """
-    if tile.d2 or tile.rows != WIDE_TILE:
-        return tile, SPLIT
-    few = tile._replace(rows=16 if rows <= 16 else WIDE_TILE)
-    split = SHORT
-    while split < length and triton.cdiv(length, split) * pairs > MAX_PROGRAMS:
+    many = rows > WIDE_TILE
+    form = tile._replace(rows=PREFILL_TILE if many else 16 if rows <= 16 else WIDE_TILE)
+    programs, split = pairs * triton.cdiv(rows, form.rows), SHORT
+    while split < length and triton.cdiv(length, split) * programs > MAX_PROGRAMS:
         split *= 2
+    if many:
+        return form._replace(keys=64, stages=3), split if programs <= MAX_PROGRAMS else WHOLE
     if split == SHORT:
-        return few, SHORT
+        return form, SHORT
     if pairs > MAX_PROGRAMS:
-        return few._replace(keys=64, warps=2), split
+        return form._replace(keys=64, warps=2), split
     ahead = min(AHEAD + 1, memory // (64 * 2 * tile.d1))
-    return few._replace(keys=64, warps=8 if rows <= 16 and split > SPLIT else 2, stages=max(2, ahead)), split
+    return form._replace(keys=64, warps=8 if rows <= 16 and split > SPLIT else 2, stages=max(2, ahead)), split
 
 
 @triton.jit
@@ -169,11 +172,12 @@ def _split(
 
 
 @triton.jit
-def _end(starts, request, width, length, ENDS: tl.constexpr):
-    """The first key past those that a request's queries see; loaded first, so that no other load waits for it."""
+def _end(starts, request, last, length, ENDS: tl.constexpr):
+    """The first key past those that a request's queries up to `last` see; loaded first, so that no other load waits
+    for it."""
     stop = length
     if ENDS:
-        stop = tl.minimum(tl.load(starts + request) + width, length).to(tl.int32)
+        stop = tl.minimum(tl.load(starts + request) + last + 1, length).to(tl.int32)
     return stop
 
 
@@ -211,11 +215,13 @@ def _attend(
     begin(PDL)
     pair = tl.program_id(0).to(tl.int64)
     request, kv_head = pair // kv_heads, pair % kv_heads
-    r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    # The last tiles see most keys, so they begin first.
+    first_row = (tl.num_programs(1) - 1 - tl.program_id(1)) * ROWS
+    r = first_row + tl.arange(0, ROWS)
     live = r < width * GROUP
     at, head = (r // GROUP).to(tl.int64), kv_head * GROUP + r % GROUP
     column = tl.arange(0, D1)
-    stop = _end(starts, request, width, length, ENDS)
+    stop = _end(starts, request, tl.minimum(width - 1, (first_row + ROWS - 1) // GROUP), length, ENDS)
     # A latent key consists of its value and a tail.
     key_dim = value_dim if D2 > 0 else head_dim
     mine = q + request * q_batch + at * q_width + head * q_head
@@ -298,13 +304,16 @@ def paged_attention(q: Tensor, cache: Tensor, reads: SplitReads) -> Tensor:
     group, length = heads // reads.kv_heads, reads.slots.shape[1]
     tile = shape(head_dim, value_dim, q.element_size(), group)
     pairs, split = batch * reads.kv_heads, SPLIT
-    if not reads.deterministic and width * group <= tile.rows:
-        memory = SHARED_MEMORY if supports_pdl(q.device) else SHARED_MEMORY // 2
-        tile, split = quick(tile, width * group, length, pairs, memory // q.element_size())
-    tiles = triton.cdiv(width * group, tile.rows)
+    ends, rows = reads.start is not None, width * group
+    # Tiles of many queries are for tensor cores, and take all keys at once.
+    if not reads.deterministic and tile.rows == WIDE_TILE and not tile.d2:
+        if rows <= WIDE_TILE or (ends and not reads.sparse and q.element_size() == 2 and tile.d1 <= 128):
+            memory = SHARED_MEMORY if supports_pdl(q.device) else SHARED_MEMORY // 2
+            tile, split = quick(tile, rows, length, pairs, memory // q.element_size())
+    tiles = triton.cdiv(rows, tile.rows)
     splits = triton.cdiv(length, split)
     spread = splits > 1 and pairs * tiles < FULL
-    marks = torch.empty(2, pairs, width * group, splits if spread else 0, dtype=torch.float32, device=q.device)
+    marks = torch.empty(2, pairs, rows, splits if spread else 0, dtype=torch.float32, device=q.device)
     mixtures = torch.empty(*marks.shape[1:], value_dim, dtype=torch.float32, device=q.device)
     plane = reads.kv_heads * head_dim
     # A pointer that must be passed but is never read.
@@ -315,12 +324,11 @@ def paged_attention(q: Tensor, cache: Tensor, reads: SplitReads) -> Tensor:
         plane if latent else 2 * plane, 0 if latent else plane,
         reads.factor * LOG2_E, head_dim, value_dim, splits,
         GROUP=group, ROWS=tile.rows, KEYS=min(tile.keys, split), SPLIT=split, D1=tile.d1, D2=tile.d2, SPREAD=spread,
-        LOOK=reads.sparse or tiles >= CAUSAL, ENDS=reads.start is not None, WIDE=wide(q),
+        LOOK=reads.sparse or (tiles >= CAUSAL and not ends), ENDS=ends, WIDE=wide(q),
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, **launch(q),
     )  # fmt: skip
     if spread:
-        grid = (width * group, pairs)
-        _gather[grid](
+        _gather[rows, pairs](
             out, marks[0], marks[1], mixtures, width, reads.kv_heads, splits, value_dim, GROUP=group, D1=tile.d1,
             AHEAD=AHEAD, num_warps=1, enable_fp_fusion=False, **launch(q),
         )  # fmt: skip
