@@ -120,14 +120,14 @@ def quick(tile: AttentionShape, rows: int, length: int, pairs: int, memory: int)
     programs, split = pairs * triton.cdiv(rows, form.rows), SHORT
     while split < length and triton.cdiv(length, split) * programs > MAX_PROGRAMS:
         split *= 2
+    ahead = max(2, min(AHEAD + 1, memory // (64 * 2 * tile.d1)))
     if many:
-        return form._replace(keys=64, stages=3), split if programs <= MAX_PROGRAMS else WHOLE
+        return form._replace(keys=64, stages=min(3, ahead)), split if programs <= MAX_PROGRAMS else WHOLE
     if split == SHORT:
         return form, SHORT
     if pairs > MAX_PROGRAMS:
         return form._replace(keys=64, warps=2), split
-    ahead = min(AHEAD + 1, memory // (64 * 2 * tile.d1))
-    return form._replace(keys=64, warps=8 if rows <= 16 and split > SPLIT else 2, stages=max(2, ahead)), split
+    return form._replace(keys=64, warps=8 if rows <= 16 and split > SPLIT else 2, stages=ahead), split
 
 
 @triton.jit

@@ -7,7 +7,7 @@ import torch
 
 from specmatrix.kernels.backend import check_interpreter
 from specmatrix.kernels.paged_attention import paged_attention, plan_reads
-from specmatrix.kernels.paged_attention.triton import MAX_PROGRAMS, SHORT, quick, shape
+from specmatrix.kernels.paged_attention.triton import MAX_PROGRAMS, SHORT, WHOLE, quick, shape
 from specmatrix.kernels.pdl import SHARED_MEMORY
 
 check_interpreter()
@@ -33,13 +33,14 @@ def test_deterministic_sums_are_exact_in_float64_whatever_their_order():
 
 
 @pytest.mark.parametrize("d", [64, 128, 256])
-@pytest.mark.parametrize("rows", [4, 24])
+@pytest.mark.parametrize("rows", [4, 24, 128, 4096])
 @pytest.mark.parametrize("pairs", [1, 8, 64, 256, 512])
 @pytest.mark.parametrize("length", [128, 1152, 8320, 131072])
 def test_a_quick_step_has_as_many_programs_as_run_at_once_and_tiles_that_fit(length, pairs, rows, d):
     tile, split = quick(shape(d, d, 2, 4), rows, length, pairs, SHARED_MEMORY // 2)
-    programs = -(-length // split) * pairs
-    assert programs <= max(MAX_PROGRAMS, pairs) and tile.rows >= rows and split % tile.keys == 0
+    pairs *= -(-rows // tile.rows)
+    assert -(-length // split) * pairs <= max(MAX_PROGRAMS, pairs) and split % tile.keys == 0
     # Half as long splits would be too many.
-    assert split == SHORT or -(-length // (split // 2)) * pairs > MAX_PROGRAMS
+    assert split in (SHORT, WHOLE) or -(-length // (split // 2)) * pairs > MAX_PROGRAMS
+    assert (split == WHOLE) <= (pairs > MAX_PROGRAMS) and tile.rows >= min(rows, 64)
     assert tile.stages >= 2 and tile.stages * tile.keys * 2 * tile.d1 * 2 <= max(SHARED_MEMORY, 2 * 64 * 4 * d)
