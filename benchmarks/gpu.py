@@ -80,7 +80,7 @@ def forward(target: CausalLM, batch: int, width: int, length: int) -> Callable[[
     start = positions[:, 0].contiguous()
 
     def run() -> Tensor:
-        hidden, _ = target.forward(tokens, positions, StepAttention(pool, write, slots, bias, start=start))
+        hidden, _ = target.forward(tokens, positions, StepAttention(pool, write, slots, bias, start=start, causal=True))
         return target.logits(hidden).argmax(-1)
 
     return run

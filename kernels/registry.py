@@ -44,13 +44,14 @@ def _attend(
     scale: float | None = None,
     sparse: bool = False,
     start: Tensor | None = None,
+    causal: bool = False,
     *,
     deterministic: bool,
 ) -> Tensor:
     """plan_reads and paged_attention with the reference's arguments."""
     preconditions.contiguous("paged_attention", cache=cache)
     heads, head_dim = q.shape[2:]
-    more = (value_dim, scale, sparse, start)
+    more = (value_dim, scale, sparse, start, causal)
     reads = plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic, *more)
     return paged_attention(q, cache.view(-1, head_dim), reads)
 

@@ -24,7 +24,7 @@ class StepAttention:
 
     write_slots int64 [B, W]; read_slots int64 [B, T], including the written ones; bias [B, 1, W, T] of the pool's
     dtype, 0 or -inf, at least one 0 per query. sparse: most keys are masked, as by a sliding window. start int64 [B]:
-    token w is at position start + w and sees no later one; None if they are not.
+    token w is at position start + w and sees no later one, with `causal` all others; None if they are not.
     """
 
     def __init__(
@@ -35,9 +35,10 @@ class StepAttention:
         bias: Tensor,
         sparse: bool = False,
         start: Tensor | None = None,
+        causal: bool = False,
     ) -> None:
         self._pool = pool
-        self._sparse, self._start = sparse, start
+        self._sparse, self._start, self._causal = sparse, start, causal
         self._write = write_slots.reshape(-1)
         self._plan = (read_slots, bias)
         self._reads: Reads | None = None
@@ -64,6 +65,7 @@ class StepAttention:
                 scale=layout.scale,
                 sparse=self._sparse,
                 start=self._start,
+                causal=self._causal,
             )
         store_kv(self._pool.rows[layer], self._write, kv)
         return paged_attention(q, self._pool.heads[layer], self._reads)

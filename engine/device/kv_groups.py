@@ -54,7 +54,7 @@ class KVGroup:
 
     def attention(self, batch: StepBatch, slots: GroupSlots, bias: Tensor, positions: Tensor) -> StepAttention:
         """Attention over the group's pool. bias [B, 1, W, T] over all positions; positions [B, W]."""
-        return StepAttention(self.pool, slots.write, slots.read, bias, start=batch.start)
+        return StepAttention(self.pool, slots.write, slots.read, bias, start=batch.start, causal=batch.chunks)
 
     def commit(self, slots: GroupSlots, verdict: VerifyResult) -> None:
         """Move the accepted path's KV to the front of the block; chains need no move. A source is never before its

@@ -117,7 +117,7 @@ class AutoregressiveDrafter:
     def _extend(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, kept: Tensor) -> DraftState:
         """Write draft KV for `tokens` [B, W] from start on, and propose from row kept - 1 of each request."""
         positions, write, bias = batch.causal(tokens.shape[1], self.pool.data.dtype)
-        attend = StepAttention(self.pool, write, batch.slots, bias, start=batch.start)
+        attend = StepAttention(self.pool, write, batch.slots, bias, start=batch.start, causal=True)
         out = self.model.forward(tokens, positions, aux, attend)
         last = out.gather(1, (kept - 1)[:, None, None].expand(-1, 1, out.shape[2]))
         grammar = batch.grammar if self.constrained else None

@@ -80,6 +80,7 @@ def plan_reads(
     scale: float | None = None,
     sparse: bool = False,
     start: Tensor | None = None,
+    causal: bool = False,
 ) -> Reads:
     """The attention metadata shared by all layers of one step: which slots to read and the mask of each query.
 
@@ -89,7 +90,8 @@ def plan_reads(
     value_dim: None for separate keys and values; else one plane holds both, and a value is the first value_dim columns
     of its key (multi-head latent attention, DeepSeek-V2, arXiv 2405.04434). scale: softmax scale, 1/sqrt(head_dim) if
     None. sparse: most keys are masked for all queries of a request, as by a sliding window; a hint to skip work.
-    start int64 [B]: query w of request b attends to no position past start[b] + w; a hint too.
+    start int64 [B]: query w of request b attends to no position past start[b] + w; causal: and to all others; hints
+    too.
     deterministic: a query's bits depend neither on the rest of the batch nor on masked keys (on a GPU, on those
     between keys that it sees where these lie in other blocks, see triton.py).
     KernelError on other shapes.
@@ -104,7 +106,7 @@ def plan_reads(
     if start is not None and start.shape != (batch,):
         raise preconditions.shape_error("paged_attention", "start", start, (batch,))
     if on_triton(bias):
-        form, hints = triton_module(__name__), (sparse, start)
+        form, hints = triton_module(__name__), (sparse, start, causal)
         return form.plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic, value_dim, scale, *hints)
     width, planes = bias.shape[2], 2 if value_dim is None else 1
     where = spread_slots(read_slots, kv_heads, planes)

@@ -1,4 +1,5 @@
-"""Cases of paged_attention: (q, cache, read_slots, bias, kv_heads[, value_dim, scale, sparse, start]).
+"""Cases of paged_attention: (q, cache, read_slots, bias, kv_heads[, value_dim, scale, sparse,
+start, causal]).
 
 Slots that must not be read hold NaN.
 """
@@ -59,7 +60,8 @@ def _attention(
         q = torch.randn(batch, width, heads, head_dim, generator=g).to(dtype)
         more: tuple[object, ...] = latent or ()
         if with_start or window is not None:
-            more = (*(latent or (None, None)), window is not None, *([torch.tensor(lengths)] if with_start else ()))
+            starts = (torch.tensor(lengths), not tree) if with_start else ()
+            more = (*(latent or (None, None)), window is not None, *starts)
         return q, cache, slots, bias.to(dtype), kv_heads, *more
 
     kind = "tree" if tree else "causal"
@@ -156,5 +158,4 @@ CASES = (
     _long((300,), 3, torch.float32),
     _long((400, 20), 4, torch.bfloat16, latent=True, tree=True),
     Case("a large pool", _far, size="large"),
-    replace(_attention((1000,), 1000, 64, 16, 128, 16, torch.bfloat16, with_start=True), size="large"),
 )

@@ -18,6 +18,7 @@ def paged_attention(
     scale: float | None = None,
     sparse: bool = False,
     start: Tensor | None = None,
+    causal: bool = False,
 ) -> Tensor:
     """One query head at a time, in float64. cache [S, planes, kv_heads, head_dim]; -> [B * W, heads * value_dim].
 

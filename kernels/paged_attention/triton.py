@@ -1,11 +1,11 @@
 """paged_attention with keys split at fixed positions (split-KV).
 
-A split always holds SPLIT key positions, whatever the number of keys, requests and queries, and query tiles have the
-same shape in every step. A query's result merges its splits in ascending order; a fully masked split or block of keys
-leaves every bit unchanged. So its bits depend neither on the rest of the step, nor on masked keys behind those that it
-sees, nor on the slots' positions in the pool. Masked keys between them, as in a tree, matter only where they move a key
-to another block, and there by rounding. Small steps use one program per split and a second launch that merges; larger
-ones merge within one program. FMA fusion is disabled, so that both round identically.
+A split always holds SPLIT key positions, whatever the number of keys, requests and queries. Tensor cores give a query
+the same bits in tiles of any number of queries. A query's result merges its splits in ascending order; a fully masked
+split or block of keys leaves every bit unchanged. So its bits depend neither on the rest of the step, nor on masked
+keys behind those that it sees, nor on the slots' positions in the pool. Masked keys between them, as in a tree, matter
+only where they move a key to another block, and there by rounding. Small steps use one program per split and a second
+launch that merges; larger ones merge within one program. FMA fusion is disabled, so that both round identically.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FULL = 264
 # Programs of a non-deterministic step with a program per split.
 MAX_PROGRAMS = 330
 # Number of query tiles from which a step is a prefill, whose early tiles see few of the keys.
-CAUSAL = 8
+MANY_TILES = 8
 # Keys per split where a program takes all that its queries see.
 WHOLE = 2**20
 
@@ -58,7 +58,7 @@ class SplitReads(NamedTuple):
 
     query: shape of q; slots [B, T], the padding slot 0 past the keys; masks [B, W, T], 0 for keys that a query may see;
     factor: softmax scale; sparse: most keys are masked for all queries of a request; start [B]: query w sees no key
-    past start + w.
+    past start + w, and with `causal` every other.
     """
 
     query: tuple[int, int, int, int]
@@ -70,6 +70,7 @@ class SplitReads(NamedTuple):
     sparse: bool
     deterministic: bool
     start: Tensor | None
+    causal: bool
 
 
 def plan_reads(
@@ -83,6 +84,7 @@ def plan_reads(
     scale: float | None,
     sparse: bool,
     start: Tensor | None,
+    causal: bool,
 ) -> SplitReads:
     """As in __init__.py; without `deterministic` a small step may use shorter splits."""
     preconditions.dense("paged_attention", read_slots=read_slots, bias=bias)
@@ -95,7 +97,7 @@ def plan_reads(
     if beyond:
         slots, masks = pad(slots, (0, beyond)), pad(masks, (0, beyond), value=float("-inf"))
     slots, masks = slots.contiguous(), masks.contiguous()
-    return SplitReads(query, kv_heads, value_dim, factor, slots, masks, sparse, deterministic, start)
+    return SplitReads(query, kv_heads, value_dim, factor, slots, masks, sparse, deterministic, start, causal)
 
 
 @lru_cache(maxsize=64)
@@ -134,11 +136,13 @@ def quick(tile: AttentionShape, rows: int, length: int, pairs: int, memory: int)
 def _split(
     q1, q2, row, slots, masks, live, first, stop, slot_size, value_at, factor, key_dim, head_dim,
     KEYS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
+    SEEN: tl.constexpr = False,
 ):  # fmt: skip
     """Attention of a query tile over keys first..stop-1: maxima and sums [ROWS], unnormalised outputs [ROWS, D1].
 
     A query that sees none of them gets -inf, 0 and 0. row: key of slot 0; q1 multiplies a key's first key_dim elements,
     q2 the rest up to head_dim. value_at: offset from a key to its value. masks: pointers to position 0 of each query.
+    SEEN: no key is masked.
     """
     ROWS: tl.constexpr = q1.shape[0]
     column, tail = tl.arange(0, D1), tl.arange(0, D1 if D2 == 0 else D2)
@@ -157,8 +161,10 @@ def _split(
             rest = (key_dim + tail < head_dim)[None, :]
             more = tl.load(here + key_dim + tail[None, :], mask=rest, other=0.0)
             score += dot(q2, tl.trans(more), WIDE)
-        hides = tl.load(masks[:, None] + at[None, :], mask=live[:, None], other=float("-inf"))
-        score = tl.where(hides == 0, score * factor, float("-inf"))
+        score *= factor
+        if not SEEN:
+            hides = tl.load(masks[:, None] + at[None, :], mask=live[:, None], other=float("-inf"))
+            score = tl.where(hides == 0, score, float("-inf"))
         top = tl.maximum(peak, tl.max(score, 1))
         calm = tl.where(top == float("-inf"), 0.0, top)
         mass = tl.exp2(score - calm[:, None]).to(keys.dtype)
@@ -203,11 +209,11 @@ def _attend(
     q, cache, slots, masks, starts, out, peaks, totals, mixtures,
     q_batch, q_width, q_head, width, kv_heads, length, slot_size, value_at, factor, head_dim, value_dim, splits,
     GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr, D1: tl.constexpr,
-    D2: tl.constexpr, SPREAD: tl.constexpr, LOOK: tl.constexpr, ENDS: tl.constexpr, WIDE: tl.constexpr,
-    PDL: tl.constexpr,
+    D2: tl.constexpr, SPREAD: tl.constexpr, LOOK: tl.constexpr, ENDS: tl.constexpr, CAUSAL: tl.constexpr,
+    WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program per request and key head, query tile and, with SPREAD, split. LOOK: skip fully masked splits. ENDS:
-    skip tiles that begin past starts + width.
+    skip tiles that begin past what the queries see. CAUSAL: read no masks of keys that all queries of a tile see.
 
     Row r of a key head's queries is head r % GROUP of its group at width r // GROUP. With SPREAD, `_gather` merges the
     peaks and totals [B, kv_heads, rows, splits] and mixtures [.., value_dim]; otherwise out is written.
@@ -251,7 +257,13 @@ def _attend(
         peak = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
         mixed = tl.zeros((ROWS, D1), tl.float32)
-        for first in range(0, stop, SPLIT):
+        common = 0
+        if CAUSAL:
+            common = tl.load(starts + request) + first_row // GROUP + 1
+            common = tl.minimum(common, length).to(tl.int32) // KEYS * KEYS
+            peak, total, mixed = _split(q1, q2, key, slots, masks, live, 0, common, slot_size, value_at, factor,
+                                        key_dim, head_dim, KEYS, D1, D2, SPLIT, WIDE, SEEN=True)  # fmt: skip
+        for first in range(common, stop, SPLIT):
             seen = True
             if LOOK:
                 seen = _seen(masks, live, first, length, SPLIT)
@@ -292,6 +304,23 @@ def _gather(
     tl.store(place, mixed / total[:, None], mask=(column < value_dim)[None, :])
 
 
+def _tile(q: Tensor, reads: SplitReads, value_dim: int, rows: int) -> tuple[AttentionShape, int]:
+    """The tile of a step with `rows` queries for each key head, and the keys per split."""
+    batch, width, _, head_dim = reads.query
+    size = q.element_size()
+    tile = shape(head_dim, value_dim, size, rows // width)
+    if tile.d2 or tile.rows != WIDE_TILE:
+        return tile, SPLIT
+    if rows > WIDE_TILE:
+        if reads.start is None or reads.sparse or size != 2 or tile.d1 > 128:
+            return tile, SPLIT
+        tile = tile._replace(rows=PREFILL_TILE)
+    if reads.deterministic:
+        return tile, SPLIT
+    memory = SHARED_MEMORY if supports_pdl(q.device) else SHARED_MEMORY // 2
+    return quick(tile, rows, reads.slots.shape[1], batch * reads.kv_heads, memory // size)
+
+
 def paged_attention(q: Tensor, cache: Tensor, reads: SplitReads) -> Tensor:
     preconditions.contiguous("paged_attention", cache=cache)
     preconditions.dense("paged_attention", q=q)
@@ -302,14 +331,8 @@ def paged_attention(q: Tensor, cache: Tensor, reads: SplitReads) -> Tensor:
     if not out.numel():
         return out
     group, length = heads // reads.kv_heads, reads.slots.shape[1]
-    tile = shape(head_dim, value_dim, q.element_size(), group)
-    pairs, split = batch * reads.kv_heads, SPLIT
-    ends, rows = reads.start is not None, width * group
-    # Tiles of many queries are for tensor cores, and take all keys at once.
-    if not reads.deterministic and tile.rows == WIDE_TILE and not tile.d2:
-        if rows <= WIDE_TILE or (ends and not reads.sparse and q.element_size() == 2 and tile.d1 <= 128):
-            memory = SHARED_MEMORY if supports_pdl(q.device) else SHARED_MEMORY // 2
-            tile, split = quick(tile, rows, length, pairs, memory // q.element_size())
+    rows, pairs, ends = width * group, batch * reads.kv_heads, reads.start is not None
+    tile, split = _tile(q, reads, value_dim, rows)
     tiles = triton.cdiv(rows, tile.rows)
     splits = triton.cdiv(length, split)
     spread = splits > 1 and pairs * tiles < FULL
@@ -324,7 +347,8 @@ def paged_attention(q: Tensor, cache: Tensor, reads: SplitReads) -> Tensor:
         plane if latent else 2 * plane, 0 if latent else plane,
         reads.factor * LOG2_E, head_dim, value_dim, splits,
         GROUP=group, ROWS=tile.rows, KEYS=min(tile.keys, split), SPLIT=split, D1=tile.d1, D2=tile.d2, SPREAD=spread,
-        LOOK=reads.sparse or (tiles >= CAUSAL and not ends), ENDS=ends, WIDE=wide(q),
+        LOOK=reads.sparse or (tiles >= MANY_TILES and not ends), ENDS=ends,
+        CAUSAL=reads.causal and split == WHOLE, WIDE=wide(q),
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, **launch(q),
     )  # fmt: skip
     if spread:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specmatrix.kernels.backend import check_interpreter
-from specmatrix.kernels.paged_attention import paged_attention, plan_reads
+from specmatrix.kernels import check
+from specmatrix.kernels.backend import check_interpreter, interpreted
+from specmatrix.kernels.paged_attention import paged_attention, plan_reads, triton
 from specmatrix.kernels.paged_attention.triton import MAX_PROGRAMS, SHORT, WHOLE, quick, shape
 from specmatrix.kernels.pdl import SHARED_MEMORY
+from specmatrix.kernels.registry import KERNELS
 
 check_interpreter()
 
@@ -44,3 +46,14 @@ def test_a_quick_step_has_as_many_programs_as_run_at_once_and_tiles_that_fit(len
     assert split in (SHORT, WHOLE) or -(-length // (split // 2)) * pairs > MAX_PROGRAMS
     assert (split == WHOLE) <= (pairs > MAX_PROGRAMS) and tile.rows >= min(rows, 64)
     assert tile.stages >= 2 and tile.stages * tile.keys * 2 * tile.d1 * 2 <= max(SHARED_MEMORY, 2 * 64 * 4 * d)
+
+
+ATTENTION = next(k for k in KERNELS if k.name == "paged_attention")
+PREFILLS = [c for c in ATTENTION.cases if any(width in c.name for width in ("+20 ", "+90 "))]
+
+
+@pytest.mark.parametrize("case", PREFILLS, ids=str)
+def test_in_a_prefill_of_more_programs_each_takes_all_keys_that_its_queries_see(case, monkeypatch):
+    monkeypatch.setattr(triton, "MAX_PROGRAMS", 0)
+    with interpreted():
+        check.agreement(ATTENTION, case)
