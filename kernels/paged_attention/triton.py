@@ -205,6 +205,27 @@ def _merge(peak, total, mixed, more_peak, more_total, more_mixed):
 
 
 @triton.jit
+def _splits(
+    q1, q2, row, slots, masks, live, common, stop, length, slot_size, value_at, factor, key_dim, head_dim,
+    KEYS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, SPLIT: tl.constexpr, LOOK: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """`_split` of every split up to `stop`, merged in ascending order: sums and unnormalised outputs. All queries see
+    the first `common` keys, which form a split of their own."""
+    peak, total, mixed = _split(q1, q2, row, slots, masks, live, 0, common, slot_size, value_at, factor, key_dim,
+                                head_dim, KEYS, D1, D2, SPLIT, WIDE, SEEN=True)  # fmt: skip
+    for first in range(common, stop, SPLIT):
+        seen = True
+        if LOOK:
+            seen = _seen(masks, live, first, length, SPLIT)
+        if seen:
+            top, sums, more = _split(q1, q2, row, slots, masks, live, first, stop, slot_size, value_at, factor,
+                                     key_dim, head_dim, KEYS, D1, D2, SPLIT, WIDE)  # fmt: skip
+            peak, total, mixed = _merge(peak, total, mixed, top, sums, more)
+    return total, mixed
+
+
+@triton.jit
 def _attend(
     q, cache, slots, masks, starts, out, peaks, totals, mixtures,
     q_batch, q_width, q_head, width, kv_heads, length, slot_size, value_at, factor, head_dim, value_dim, splits,
@@ -254,23 +275,11 @@ def _attend(
             tl.store(totals + place, total, mask=live)
             tl.store(mixtures + place[:, None] * value_dim + column[None, :], mixed, mask=written)
     else:
-        peak = tl.full((ROWS,), float("-inf"), tl.float32)
-        total = tl.zeros((ROWS,), tl.float32)
-        mixed = tl.zeros((ROWS, D1), tl.float32)
         common = 0
         if CAUSAL:
-            common = tl.load(starts + request) + first_row // GROUP + 1
-            common = tl.minimum(common, length).to(tl.int32) // KEYS * KEYS
-            peak, total, mixed = _split(q1, q2, key, slots, masks, live, 0, common, slot_size, value_at, factor,
-                                        key_dim, head_dim, KEYS, D1, D2, SPLIT, WIDE, SEEN=True)  # fmt: skip
-        for first in range(common, stop, SPLIT):
-            seen = True
-            if LOOK:
-                seen = _seen(masks, live, first, length, SPLIT)
-            if seen:
-                top, sums, more = _split(q1, q2, key, slots, masks, live, first, stop, slot_size, value_at, factor,
-                                         key_dim, head_dim, KEYS, D1, D2, SPLIT, WIDE)  # fmt: skip
-                peak, total, mixed = _merge(peak, total, mixed, top, sums, more)
+            common = _end(starts, request, first_row // GROUP, length, ENDS) // KEYS * KEYS
+        total, mixed = _splits(q1, q2, key, slots, masks, live, common, stop, length, slot_size, value_at, factor,
+                               key_dim, head_dim, KEYS, D1, D2, SPLIT, LOOK, WIDE)  # fmt: skip
         place = ((request * width + at) * kv_heads * GROUP + head) * value_dim
         tl.store(out + place[:, None] + column[None, :], mixed / tl.where(live, total, 1.0)[:, None], mask=written)
 
