@@ -44,9 +44,7 @@ def batch_of(width: int) -> StepBatch:
 
 def inspected(drafter: type[Pretender], **traits: object) -> InspectedDrafter:
     context: Any = SimpleNamespace(
-        traits=replace(TRAITS, **traits),
-        target=SimpleNamespace(vocab_size=50),
-        resolved=SimpleNamespace(device="cpu"),
+        traits=replace(TRAITS, **traits), target=SimpleNamespace(vocab_size=50), resolved=SimpleNamespace(device="cpu")
     )
     return InspectedDrafter(drafter(context))
 

@@ -104,11 +104,7 @@ def test_a_shorter_answer_is_no_loss():
 
 @pytest.mark.parametrize(
     ("rounds", "text"),
-    [
-        (103, ""),
-        (104, "3.846, the oracle has 4.000: ratio 0.962"),
-        (97, "4.124, the oracle has 4.000: ratio 1.031"),
-    ],
+    [(103, ""), (104, "3.846, the oracle has 4.000: ratio 0.962"), (97, "4.124, the oracle has 4.000: ratio 1.031")],
 )
 def test_the_band_for_one_prompt(measured, gate, rounds, text):
     """One prompt has no spread: its ratio itself must lie in the band. 400 tokens, the oracle takes 100 rounds."""

@@ -94,8 +94,7 @@ def test_a_reason_without_an_automatic_choice_fails(measured):
 
 
 @pytest.mark.parametrize(
-    "cell_id",
-    [UNCACHED, "none.qwen3.v1.nocache.c7.tight.pair", "eagle3.qwen3.tiers.v2.p4.nocache.c7.mixed_lengths"],
+    "cell_id", [UNCACHED, "none.qwen3.v1.nocache.c7.tight.pair", "eagle3.qwen3.tiers.v2.p4.nocache.c7.mixed_lengths"]
 )
 def test_window_pages_are_worked_out_again(measured, cell_id):
     found, pages = measured(cell_id), measured(cell_id).run.resolved["window_pages"]

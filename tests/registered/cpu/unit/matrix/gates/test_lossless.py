@@ -123,10 +123,7 @@ def test_a_baseline_with_other_log_probabilities_fails(measured, gate, altered, 
 def test_without_evidence_nothing_is_measured(measured, gate, altered):
     found, name = measured(CELL), measured(CELL).run.requests[0].name
     outcome = found.judge(LosslessGate(oracle=lambda target: None))
-    assert (outcome.state, outcome.accept) == (
-        State.NOT_MEASURED,
-        "python -m specmatrix.matrix.zoo.oracle llama-mini",
-    )
+    assert (outcome.state, outcome.accept) == (State.NOT_MEASURED, "python -m specmatrix.matrix.zoo.oracle llama-mini")
     assert "the baseline itself is unverified" in outcome.message
     empty = tuple(replace(answer, output_ids=(), logprobs=(), top_logprobs=()) for answer in found.run.answers)
     for run, baseline, text in (

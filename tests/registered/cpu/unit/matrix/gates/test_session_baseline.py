@@ -7,12 +7,7 @@ import pytest
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.acceptance import AcceptanceGate
 from specmatrix.matrix.gates.gate import State
-from specmatrix.matrix.gates.session import (
-    first_reach_mismatch,
-    has_session_baseline,
-    mismatching_turns,
-    oracle_rounds,
-)
+from specmatrix.matrix.gates.session import first_reach_mismatch, has_session_baseline, mismatching_turns, oracle_rounds
 from specmatrix.matrix.subjects.protocol import Answer, Memory, Run
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import RequestSpec

@@ -123,11 +123,7 @@ def changed(file: Path, old: str, new: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (
-            'model_path\\":\\"MODEL',
-            'model_path\\":\\"/x.gguf',
-            r"runs model /x\.gguf, not /.*llama-mini\.gguf$",
-        ),
+        ('model_path\\":\\"MODEL', 'model_path\\":\\"/x.gguf', r"runs model /x\.gguf, not /.*llama-mini\.gguf$"),
         ('n_ctx\\":320', 'n_ctx\\":512', "runs contexts of 512 tokens, not 320$"),
         ('total_slots\\":8', 'total_slots\\":1', "runs parallel 1, not 8$"),
         ("none,draft-simple", "none,draft-eagle3", "runs spec-type draft-eagle3, not draft-simple$"),

@@ -13,13 +13,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.subjects.in_process import Conversation, ReferenceSubject
-from specmatrix.matrix.subjects.protocol import (
-    Answer,
-    Capability,
-    EngineCommand,
-    Profile,
-    RunningEngine,
-)
+from specmatrix.matrix.subjects.protocol import Answer, Capability, EngineCommand, Profile, RunningEngine
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.schema import CellResult
 from tests.support.tiny_subject import ReplayEngine, ReplaySubject
