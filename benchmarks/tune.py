@@ -25,13 +25,14 @@ from specmatrix.benchmarks.gpu import device_seconds, forward
 from specmatrix.benchmarks.metric import Metric
 from specmatrix.benchmarks.shapes import SHAPES, LlamaShape, write_eagle3, write_target
 from specmatrix.benchmarks.steady import PAIRS, Bench, freed
+from specmatrix.engine.models.layers import FUSED_ROWS
 from specmatrix.errors import ConfigError
 from specmatrix.kernels.fused_linear import PART, Fusion, NextNorm, fused_linear, tiles
 from specmatrix.kernels.fused_linear.tiles import MAX_TILES, MEMORY, LinearTile, Projection
 
 LAYERS: Final = 4
 # Requests whose steps need a tile of each number of rows.
-BATCHES: Final = {16: 1, 32: 32, 64: 64}
+BATCHES: Final = {16: 1, 32: 32, 64: 64, 128: 128}
 TRIES: Final = 32
 # A tile is taken if the forward is faster by this factor.
 GAIN: Final = 0.997
@@ -75,12 +76,15 @@ def measure() -> Iterator[Metric]:
 
 
 def projections(shape: LlamaShape, rows: int) -> list[Projection]:
-    """The projections of a layer."""
+    """The fused projections of a layer."""
     heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    gates = Projection("gate_up", rows, shape.hidden, shape.inner)
+    if rows > FUSED_ROWS:
+        return [gates]
     return [
         Projection("heads", rows, shape.hidden, heads),
         Projection("attended", rows, shape.heads * shape.head_dim, shape.hidden),
-        Projection("gate_up", rows, shape.hidden, shape.inner),
+        gates,
         Projection("down", rows, shape.inner, shape.hidden),
     ]
 

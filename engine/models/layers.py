@@ -105,6 +105,8 @@ class Workspaces:
         )
 
 
+# Rows up to which whole layers are fused; with more, up to MAX_ROWS, gates alone are.
+FUSED_ROWS = 64
 # A draft's mask token, and the state [A] of each in place of the target's, None if it reads none.
 Masks: TypeAlias = tuple[int, Tensor | None]
 
@@ -165,13 +167,14 @@ class Norm:
         self._root = math.sqrt(width)
         self._tail = torch.tensor(math.sqrt(width * eps), dtype=dtype, device=device)
 
-    def uses_fused_linear(self, x: Tensor) -> bool:
-        """Whether projections of x [R, in] are fused with their neighbouring operations (`fused_linear`), for small R.
+    def uses_fused_linear(self, x: Tensor, most: int = FUSED_ROWS) -> bool:
+        """Whether projections of x [R, in] are fused with their neighbouring operations (`fused_linear`), up to
+        `most` rows.
 
         The fused kernel sums in another order than the one for more rows, so deterministic models and several ranks do
         not use it.
         """
-        return self._fused and x.shape[0] <= MAX_ROWS and on_triton(x)
+        return self._fused and x.shape[0] <= most and on_triton(x)
 
     def fold(self, weights: Tensor, weight: Tensor) -> Tensor:
         """The projection [out, width] after this norm, with the norm's factors folded in."""
@@ -327,8 +330,11 @@ class DecoderLayer:
 
     def gated(self, x: Tensor, h: Tensor, workspace: Workspace) -> None:
         """Add the feed-forward output for its normed input h [R, hidden] to x [R, hidden], in place."""
-        self.linear(h, self.gate_up, workspace.gate_up)
-        inner = silu_mul(workspace.gate_up) if on_triton(x) else self.norm.silu(workspace.gate).mul_(workspace.up)
+        if self.norm.uses_fused_linear(h, MAX_ROWS):
+            inner = fused_linear(h, self.gate_up, workspace.gate, Fusion(gated=True))
+        else:
+            self.linear(h, self.gate_up, workspace.gate_up)
+            inner = silu_mul(workspace.gate_up) if on_triton(x) else self.norm.silu(workspace.gate).mul_(workspace.up)
         self.add_linear(x, inner, self.down)
 
 

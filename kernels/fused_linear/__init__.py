@@ -13,8 +13,8 @@ from specmatrix.kernels.backend import on_triton, triton_module
 from specmatrix.kernels.rotary import rotary
 from specmatrix.kernels.silu_mul import silu_mul
 
-# MAX_ROWS: above it, separate launches are faster. PART: columns per partial sum of squares.
-MAX_ROWS: Final = 64
+# MAX_ROWS: of one tile; above it, separate launches are faster. PART: columns per partial sum of squares.
+MAX_ROWS: Final = 128
 PART: Final = 32
 
 

@@ -12,7 +12,7 @@ FILE: Final = Path(__file__).with_name("tiles.json")
 # The card whose tiles serve where nobody has tuned.
 USUAL: Final = "NVIDIA H100 80GB HBM3"
 # Rows of a tile: tensor cores take no fewer.
-ROWS: Final = (16, 32, 64)
+ROWS: Final = (16, 32, 64, 128)
 # Smallest number of programs per projection, and smallest range of K per program.
 PROGRAMS, MIN_RANGE = 96, 512
 # Tiles of the widest projection that may be split along K.
@@ -93,9 +93,13 @@ def tile(one: Projection, card: str, early: bool) -> LinearTile:
     Without an entry it is that of the nearest size, split along K until its programs fill a GPU.
     """
     known = TILES.get(card) or TILES[USUAL]
-    alike = (each for each in known if (each.what, each.rows) == (one.what, one.rows))
-    nearest = min(alike, key=lambda each: abs(log(each.columns / one.columns)) + abs(log(each.depth / one.depth)))
-    found, gated = known[nearest], one.what == "gate_up"
+
+    def distance(other: Projection) -> tuple[float, float]:
+        sizes = abs(log(other.columns / one.columns)) + abs(log(other.depth / one.depth))
+        return abs(log(other.rows / one.rows)), sizes
+
+    nearest = min((each for each in known if each.what == one.what), key=distance)
+    found, gated = known[nearest]._replace(rows=one.rows), one.what == "gate_up"
     if nearest != one and not gated:
         found = found._replace(ranges=ranges(one.columns, found.columns, one.depth))
     fewer = (found._replace(stages=each) for each in range(found.stages, 1, -1))

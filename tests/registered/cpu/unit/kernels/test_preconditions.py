@@ -70,7 +70,7 @@ REFUSED = [
     (partial(matmul, KV, KV.t(), add=True), "matmul: add=True requires out"),
     (
         lambda: fused_linear(torch.ones(MAX_ROWS + 1, 4), torch.ones(4, 4), torch.ones(MAX_ROWS + 1, 4)),
-        r"fused_linear: x has shape \[65, 4\], must be \[<= 64, 4\]",
+        r"fused_linear: x has shape \[129, 4\], must be \[<= 128, 4\]",
     ),
     (lambda: fused_linear(KV, torch.ones(4, 4), torch.ones(1, 4)), r"fused_linear: out has shape \[1, 4\], must be"),
     (partial(join, torch.ones(4, 3)), r"fused_linear: weight has shape \[4, 3\], must be \[4"),

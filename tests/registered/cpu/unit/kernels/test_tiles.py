@@ -20,7 +20,7 @@ CARDS = (*tiles.TILES, "an untuned card")
 
 
 @pytest.mark.parametrize("card", CARDS)
-@pytest.mark.parametrize("rows", [1, 16, 17, 33, 64])
+@pytest.mark.parametrize("rows", [1, 16, 17, 33, 64, 65])
 @pytest.mark.parametrize(("gated", "add"), [(False, False), (False, True), (True, False)])
 def test_tiles_fit_into_shared_memory_and_the_order_of_sums_is_the_same_where_launches_begin_early(
     card, rows, gated, add
@@ -31,7 +31,7 @@ def test_tiles_fit_into_shared_memory_and_the_order_of_sums_is_the_same_where_la
         assert sides[True][:4] == sides[False][:4]
         for early, found in sides.items():
             assert found.memory(gated, early) <= tiles.MEMORY[early] and found.stages >= 2
-            assert found.rows == {1: 16, 16: 16, 17: 32, 33: 64, 64: 64}[rows] and found.columns % PART == 0
+            assert found.rows == {1: 16, 16: 16, 17: 32, 33: 64, 64: 64, 65: 128}[rows] and found.columns % PART == 0
             count = -(-columns // found.columns)
             assert found.ranges == 1 or (count <= tiles.MAX_TILES and not gated)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specmatrix.engine.device.collectives import Ranks
-from specmatrix.engine.models.layers import Norm
+from specmatrix.engine.models.layers import FUSED_ROWS, Norm
 from specmatrix.engine.models.loader import load_target
 from specmatrix.kernels.backend import check_interpreter, interpreted
 from specmatrix.kernels.fused_linear import MAX_ROWS
@@ -31,15 +31,19 @@ def test_fused_projections_are_the_projections(name, paged, monkeypatch):
     """qwen3-mini norms its heads, so that its keys are stored by themselves, in two pools."""
     model = load_target(resolve_path(name), "cpu", torch.float16, deterministic=False)
     model.norm.eps = 0.5  # as large as what it is added to, so that it shows
-    assert model.norm.uses_fused_linear(torch.zeros(MAX_ROWS, 1)) is False
+    fused, some = model.norm.uses_fused_linear, torch.zeros(MAX_ROWS + 1, 1)
+    assert fused(some[:FUSED_ROWS]) is False
     with interpreted():
-        assert [model.norm.uses_fused_linear(torch.zeros(MAX_ROWS + more, 1)) for more in (0, 1)] == [True, False]
-    logits, cache = outputs(model, paged)
-    monkeypatch.setattr(model.norm, "uses_fused_linear", lambda states: False)
+        assert fused(some[:FUSED_ROWS]) and fused(some[:MAX_ROWS], MAX_ROWS)
+        assert not fused(some[: FUSED_ROWS + 1]) and not fused(some, MAX_ROWS)
+    monkeypatch.setattr(model.norm, "uses_fused_linear", lambda *_: False)
     expected, wanted = outputs(model, paged)
-    assert not torch.equal(logits, expected)
-    assert (logits - expected).abs().max() < 0.02 * expected.abs().max()
-    assert (cache - wanted).abs().max() < 0.02 * wanted.abs().max()
+    for form in (fused, lambda _, most=FUSED_ROWS: most == MAX_ROWS):  # as it is, and gates alone
+        monkeypatch.setattr(model.norm, "uses_fused_linear", form)
+        logits, cache = outputs(model, paged)
+        assert not torch.equal(logits, expected)
+        assert (logits - expected).abs().max() < 0.02 * expected.abs().max()
+        assert (cache - wanted).abs().max() < 0.02 * wanted.abs().max()
 
 
 @pytest.mark.parametrize(
