@@ -10,7 +10,7 @@ from typing import Final
 from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, Constraint, tables_hash
-from specmatrix.matrix.cover.lock import STRENGTHS, LockReport, cover, coverage, missing
+from specmatrix.matrix.cover.lock import LATE, STRENGTHS, LockReport, cover, coverage, missing
 from specmatrix.matrix.cover.lockfile import LOCK_FILE, Lock, own_lock_file, read, write
 from specmatrix.matrix.subjects.protocol import Capability, Subject
 from specmatrix.matrix.subjects.registry import BUILT_IN, load_subject
@@ -91,7 +91,7 @@ def extend_own(subject: Subject) -> tuple[int, int]:
     kept = len(lock.upto(OWN_STAGES[-1]))
     for stage in OWN_STAGES:
         if missing(lock, stage, rules):
-            lock.cells[stage] += cover(STRENGTHS[stage], lock.upto(stage), rules)
+            lock.cells[stage] += cover(STRENGTHS[stage], lock.upto(stage), rules, late=frozenset(LATE))
     lock.cells[OWN_STAGES[-1]] += [cell for cell in drawn_cells(subject) if cell not in lock.upto(OWN_STAGES[-1])]
     lock.unreadable.clear()
     lock.tables = tables_hash(limits_of(subject))

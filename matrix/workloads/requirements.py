@@ -50,6 +50,8 @@ TWO_TOKEN_STOP: Final = ".\n"
 BEGUN: Final = (*(f"{digit}~" for digit in range(10)), "=<<~~")
 # EOS is likely enough to end a request as soon as its minimum length allows, within a round.
 EARLY_EOS: Final = {"min_new_tokens": 41, "logit_bias": ((EOS_ID, 60.0),), "logprobs": True}
+# For engines without biases: a minimum length behind which every answer has ended.
+LATE: Final = 90
 BAD_WORDS_TOKENS: Final = 3
 
 

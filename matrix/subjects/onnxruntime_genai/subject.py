@@ -11,6 +11,7 @@ from specmatrix.matrix.subjects.limits import AxisLimit, chain_depth, chains_onl
 from specmatrix.matrix.subjects.profiles import profile_of
 from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine, SubjectRequest, Unsupported
 from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.workloads.requirements import LATE
 from specmatrix.matrix.zoo.registry import eos_ids
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 # Of its lookup: the tokens that it looks up, and the first of those that it drafts.
 NGRAM: Final = 3
-# Tokens before which a text may not end, although its answer has: in place of a biased EOS.
-LATE: Final = 90
 # Fields of a request that are read here; a new one with another value than its default is unsupported until it is.
 READ: Final = frozenset(
     {

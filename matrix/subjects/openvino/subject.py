@@ -12,6 +12,7 @@ from specmatrix.matrix.subjects.limits import AxisLimit, chain_depth, chains_onl
 from specmatrix.matrix.subjects.profiles import profile_of
 from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine, SubjectRequest, Unsupported
 from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.workloads.requirements import LATE
 from specmatrix.matrix.zoo.registry import eos_ids
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ BLOCK: Final = 32
 # A prompt of the matrix fits in one step of this size.
 WHOLE: Final = 8192
 LOOKUP: Final = 2
-# Tokens before which a text may not end, although its answer has: in place of a biased EOS.
-LATE: Final = 90
 # Fields of a request that are read here; a new one with another value than its default is unsupported until it is.
 READ: Final = frozenset(
     {

@@ -20,6 +20,7 @@ from specmatrix.matrix.subjects.profiles import profile_of
 from specmatrix.matrix.subjects.protocol import Capability, EngineCommand, RunningEngine, SubjectRequest, Unsupported
 from specmatrix.matrix.subjects.vllm.latent import WIDE
 from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.workloads.requirements import LATE
 
 if TYPE_CHECKING:
     from specmatrix.matrix.cells.cell import Cell
@@ -96,8 +97,10 @@ class VllmSubject(InEnvironment):
     environment = VLLM
 
     def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
-        """The matrix's requests without reasoning: vLLM ends it by a parser that knows models by name."""
-        return [replace(one, reasoning_end_ids=()) for one in super().requests(cell, seed)]
+        """The matrix's requests without reasoning, which vLLM ends by a parser that knows models by name, and in cells
+        of rules and stops without the rules that vLLM has not."""
+        found = [replace(one, reasoning_end_ids=()) for one in super().requests(cell, seed)]
+        return [_able(one, cell) for one in found] if cell.sampling == "rules" or cell.finish == "stops" else found
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Flags are vLLM's EngineArgs, fields of an ask its SamplingParams, less those that `engine` reads itself."""
@@ -107,7 +110,7 @@ class VllmSubject(InEnvironment):
         return EngineCommand(
             self._flags(prepared, device),
             prepared.checkpoints,
-            tuple(_ask(request) for request in prepared.requests),
+            tuple(_ask(request, any(one.ruled for one in prepared.requests)) for request in prepared.requests),
             variant=next((VARIANTS[name] for name in prepared.checkpoints.values() if name in VARIANTS), ""),
             environment=OFFLINE | (ONE_THREAD if device == "cpu" else TRUE_FLOAT32),
         )
@@ -139,9 +142,6 @@ class VllmSubject(InEnvironment):
             BLOCKS,
             ("page_size", "model"),
             lambda cell: cell.page_size != "1" and int(cell.page_size) % _smallest_block(cell, device) > 0,
-        )
-        yield AxisLimit(
-            BIASED, ("algorithm", "finish"), lambda cell: cell.finish == "stops" and cell.algorithm != "none"
         )
 
     def _flags(self, prepared: PreparedCell, device: str) -> dict[str, Any]:
@@ -225,12 +225,39 @@ def _unread(prepared: PreparedCell) -> Iterator[str]:
     yield from untranslated(prepared.requests, READ)
 
 
-def _ask(request: RequestSpec) -> SubjectRequest:
+def _able(request: RequestSpec, cell: Cell) -> RequestSpec:
+    """A request within vLLM's temperatures, without scores of min_p, which it takes behind it, and without bad words that
+    begin in the prompt, where it looks for none. Beside drafts it has neither min_p nor biases: where the matrix makes EOS likely as soon as it is allowed, it is banned until behind the
+    answer. It is greedy there too unless drafts are drawn, as the CPU build spoils all answers of a step with a draft
+    and a sampled request (docs/findings.md)."""
+    from specmatrix.matrix.workloads.questions import prompt_ids
+
+    last = prompt_ids(request)[-1]
+    request = replace(
+        request,
+        temperature=min(request.temperature, HOTTEST),
+        logprobs=request.logprobs and not request.min_p,
+        bad_words_ids=tuple(word for word in request.bad_words_ids if word[0] != last),
+    )
+    if cell.algorithm == "none":
+        return request
+    greedy = cell.sampling == "rules" and cell.acceptance == "match"
+    return replace(
+        request,
+        temperature=0.0 if greedy else request.temperature,
+        min_new_tokens=min(LATE, request.max_new_tokens) if request.min_new_tokens else 0,
+        min_p=0.0,
+        logit_bias=(),
+    )
+
+
+def _ask(request: RequestSpec, ruled: bool) -> SubjectRequest:
+    """ruled: whether scores are those after the rules and the temperature."""
     from specmatrix.matrix.workloads.questions import prompt_ids
 
     scored = request.logprobs or request.top_logprobs > 0 or request.prompt_logprobs >= 0
     # vLLM scores tokens before the temperature, which needs every token's score to correct.
-    width = EVERY if request.temperature not in (0, 1) else request.top_logprobs
+    width = EVERY if request.temperature not in (0, 1) and not ruled else request.top_logprobs
     values: dict[str, Any] = {
         "max_tokens": request.max_new_tokens,
         "temperature": request.temperature,
