@@ -89,9 +89,9 @@ def extend_own(subject: Subject) -> tuple[int, int]:
     for stage in OWN_STAGES:
         lock.cells[stage] = [c for c in dict.fromkeys(lock.cells[stage]) if not any(r.applies(c) for r in rules)]
     kept = len(lock.upto(OWN_STAGES[-1]))
-    for stage in OWN_STAGES:
+    for stage, late in product(OWN_STAGES, (frozenset(LATE), frozenset[tuple[str, str]]())):
         if missing(lock, stage, rules):
-            lock.cells[stage] += cover(STRENGTHS[stage], lock.upto(stage), rules, late=frozenset(LATE))
+            lock.cells[stage] += cover(STRENGTHS[stage], lock.upto(stage), rules, late=late)
     lock.cells[OWN_STAGES[-1]] += [cell for cell in drawn_cells(subject) if cell not in lock.upto(OWN_STAGES[-1])]
     lock.unreadable.clear()
     lock.tables = tables_hash(limits_of(subject))

@@ -20,6 +20,7 @@ DRAFTING: Final = ("num_assistant_tokens", "max_ngram_size", "tree_depth", "bran
 LOOKUP: Final = "max_ngram_size"
 # Fields of an ask that are read here; the others are GenerationConfig's.
 OWN: Final = ("stream", "no_stop_trim")
+GRAMMAR: Final = "structured_output_config"
 SETS: Final = ("stop_token_ids", "stop_strings")
 FINISH: Final = {"STOP": "stop", "LENGTH": "length"}
 RUNNING, FINISHED = "RUNNING", "FINISHED"
@@ -100,6 +101,8 @@ class OpenVinoEngine(SteppedEngine[Sent]):
     def send(self, ask: SubjectRequest) -> Sent:
         config = self._genai.GenerationConfig()
         for name, value in {**ask.fields, **self._drafting}.items():
+            if name == GRAMMAR:
+                value = self._genai.StructuredOutputConfig(**value)
             if name not in OWN:
                 setattr(config, name, set(value) if name in SETS else value)
         self._sent += 1

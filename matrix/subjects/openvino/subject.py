@@ -25,12 +25,15 @@ BLOCK: Final = 32
 # A prompt of the matrix fits in one step of this size.
 WHOLE: Final = 8192
 LOOKUP: Final = 2
+# OpenVINO's names of the kinds of grammars, in StructuredOutputConfig.
+GRAMMARS: Final = {"json_schema": "json_schema", "regex": "regex", "ebnf": "grammar"}
 # Fields of a request that are read here; a new one with another value than its default is unsupported until it is.
 READ: Final = frozenset(
     {
         *("name", "prompt", "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "n"),
         *("stop_token_ids", "ignore_eos", "min_new_tokens", "no_stop_trim", "stream", "answer", "after"),
         *("abort_after", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "top_logprobs"),
+        *GRAMMARS,
     }
 )
 # Fields that are sent if they differ from their default, under OpenVINO's names.
@@ -54,10 +57,10 @@ class OpenVinoSubject(InEnvironment):
     environment = OPENVINO
 
     def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
-        """The matrix's requests without the rules that OpenVINO GenAI has not, with one completion beside drafts, and
+        """The matrix's requests without reasoning and the rules that OpenVINO GenAI has not, with one completion beside drafts, and
         greedy ones of trees. Where the matrix makes EOS likely as soon as it is allowed, it is banned until behind the
         answer."""
-        found = super().requests(cell, seed)
+        found = [replace(one, reasoning_end_ids=()) for one in super().requests(cell, seed)]
         if cell.sampling != "rules" and cell.finish != "stops":
             return found
         return [
@@ -156,6 +159,8 @@ def _ask(request: RequestSpec, cell: Cell) -> SubjectRequest:
             values["top_k"] = request.top_k
     elif not (request.ruled or _tree(cell)):  # a tree with log-probabilities ends the pipeline (docs/findings.md)
         values["logprobs"] = 1
+    if request.grammar is not None:
+        values["structured_output_config"] = {GRAMMARS[request.grammar[0]]: request.grammar[1]}
     for name, value in request.changed.items():
         if name in EQUAL:
             values[EQUAL[name]] = list(value) if isinstance(value, tuple) else value
