@@ -57,9 +57,9 @@ class OpenVinoSubject(InEnvironment):
     environment = OPENVINO
 
     def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
-        """The matrix's requests without reasoning and the rules that OpenVINO GenAI has not, with one completion beside drafts, and
-        greedy ones of trees. Where the matrix makes EOS likely as soon as it is allowed, it is banned until behind the
-        answer."""
+        """The matrix's requests without reasoning and the rules that OpenVINO GenAI has not, with one completion beside
+        drafts, and greedy ones of trees. Where the matrix makes EOS likely as soon as it is allowed, it is banned until
+        behind the answer."""
         found = [replace(one, reasoning_end_ids=()) for one in super().requests(cell, seed)]
         if cell.sampling != "rules" and cell.finish != "stops":
             return found

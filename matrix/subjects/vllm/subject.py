@@ -226,10 +226,11 @@ def _unread(prepared: PreparedCell) -> Iterator[str]:
 
 
 def _able(request: RequestSpec, cell: Cell) -> RequestSpec:
-    """A request within vLLM's temperatures, without scores of min_p, which it takes behind it, and without bad words that
-    begin in the prompt, where it looks for none. Beside drafts it has neither min_p nor biases: where the matrix makes EOS likely as soon as it is allowed, it is banned until behind the
-    answer. It is greedy there too unless drafts are drawn, as the CPU build spoils all answers of a step with a draft
-    and a sampled request (docs/findings.md)."""
+    """A request within vLLM's temperatures, without scores of min_p, which it takes behind it, and without bad words
+    that begin in the prompt, where it looks for none. Beside drafts it has neither min_p nor biases: where the matrix
+    makes EOS likely as soon as it is allowed, it is banned until behind the answer. It is greedy there too unless
+    drafts are drawn, as the CPU build spoils all answers of a step with a draft and a sampled request
+    (docs/findings.md)."""
     from specmatrix.matrix.workloads.questions import prompt_ids
 
     last = prompt_ids(request)[-1]
