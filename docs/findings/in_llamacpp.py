@@ -64,8 +64,11 @@ def model() -> str:
     return path
 
 
-def answers(server: str, flags: list[str], bodies: list[dict[str, Any]]) -> list[dict[str, Any] | str]:
-    """What a new server answers to requests at once: an object each, or how it failed."""
+def answers(
+    server: str, flags: list[str], bodies: list[dict[str, Any]], together: bool = True
+) -> list[dict[str, Any] | str]:
+    """What a new server answers to requests at once, or one after another: an object each, or how it failed. A body's
+    `path` is another one than /completion."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = subprocess.Popen(
@@ -82,6 +85,8 @@ def answers(server: str, flags: list[str], bodies: list[dict[str, Any]]) -> list
 
     def ask(body: dict[str, Any]) -> dict[str, Any] | str:
         try:
+            if "path" in body:
+                return post(body["path"], {"filename": "slot"})
             return post("/completion", {"temperature": 0, "return_tokens": True, "prompt": PROMPT, **body})
         except OSError as error:
             return str(error)
@@ -95,7 +100,7 @@ def answers(server: str, flags: list[str], bodies: list[dict[str, Any]]) -> list
                 if process.poll() is not None:
                     return ["the server ended at its start"] * len(bodies)
                 time.sleep(0.1)
-        with ThreadPoolExecutor(len(bodies)) as pool:
+        with ThreadPoolExecutor(len(bodies) if together else 1) as pool:
             return list(pool.map(ask, bodies))
     finally:
         process.kill()
@@ -136,10 +141,28 @@ def held_back_at_the_limit(server: str) -> tuple[str, str, bool]:
     return text, f"{stream} as a stream, {whole} at once", stream != whole == text
 
 
+def slot_restore_draft(server: str) -> tuple[str, str, bool]:
+    """Accepted drafts of a model that drafts for itself: of a cached prompt, and behind a slot's save and restore."""
+    path, body = model(), {"n_predict": 16, "cache_prompt": True}
+    drafts = ["--spec-type", "draft-simple", "--spec-draft-model", path, "--spec-draft-p-min", "0"]
+    flags = ["-m", path, "-np", "1", "-c", "512", "--slot-save-path", f"{tempfile.mkdtemp()}/", *drafts]
+    moves = [{"path": f"/slots/0?action={action}"} for action in ("save", "erase", "restore")]
+    _, cached, *_, restored = answers(server, flags, [body, body, *moves, body], together=False)
+    shown = []
+    for found in (cached, restored):
+        times = {} if isinstance(found, str) else found["timings"]
+        shown.append((times.get("cache_n"), times.get("draft_n_accepted"), times.get("draft_n")))
+    due, got = (
+        f"{kept} tokens of KV reused, {accepted} of {drafted} drafts accepted" for kept, accepted, drafted in shown
+    )
+    return due, got, shown[0][0] == shown[1][0] and shown[0][1] == shown[0][2] and shown[1][1] < shown[1][2]
+
+
 FINDINGS: Final[dict[str, Callable[[str], tuple[str, str, bool]]]] = {
     "draft-logprobs": draft_logprobs,
     "lookup-batch": lookup_batch,
     "held-back-at-the-limit": held_back_at_the_limit,
+    "slot-restore-draft": slot_restore_draft,
 }
 
 

@@ -36,7 +36,7 @@ class LlamaCppEngine(RunningEngine):
     def __init__(self, command: EngineCommand, seconds: float) -> None:
         self._command, self._model = command, converted(resolve_path(command.checkpoints["target"]))
         self._counts: Counter[str] = Counter()
-        self._lock = Lock()
+        self._lock, self._restored = Lock(), False
         self._reported: dict[str, Any] = {}
         with ExitStack() as stack:
             # A server erases slots only if it may save them.
@@ -76,14 +76,31 @@ class LlamaCppEngine(RunningEngine):
 
     def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
         """Send all asks to empty slots, concurrently where they do not wait for each other."""
-        for slot in range(self._command.flags["parallel"]):
-            self._server.post(f"/slots/{slot}?action=erase", {})
+        self._erase()
+        self._restored = False
         try:
             return ask_all(asks, self._send, lambda ask, answer: None)
         except httpx.HTTPError as error:
             self._process.wait(END_SECONDS)
             said = self._process.output_end(OUTPUT_TAIL)
             raise RuntimeError(f"llama.cpp's server failed: {error}; end of its output:\n{said}") from None
+
+    def _erase(self) -> None:
+        for slot in range(self._command.flags["parallel"]):
+            self._server.post(f"/slots/{slot}?action=erase", {})
+
+    def _restore(self) -> None:
+        """Save all slots, erase and restore them, before the first ask of a call that wants it; nothing else runs."""
+        with self._lock:
+            if self._restored:
+                return
+            names = [(slot, {"filename": f"{slot}"}) for slot in range(self._command.flags["parallel"])]
+            saved = [self._server.post(f"/slots/{slot}?action=save", name)["n_saved"] for slot, name in names]
+            self._erase()
+            for (slot, name), tokens in zip(names, saved, strict=True):
+                if tokens:
+                    self._server.post(f"/slots/{slot}?action=restore", name)
+            self._restored = True
 
     def readback(self) -> Mapping[str, Any]:
         """What /props and the answers report of the command's flags."""
@@ -108,6 +125,8 @@ class LlamaCppEngine(RunningEngine):
     def _send(self, ask: SubjectRequest) -> Answer:
         body = {**ask.fields, "prompt": list(ask.input_ids)}
         try:
+            if body.pop("restore", False):
+                self._restore()
             if body["stream"]:
                 found = [*self._streamed(ask, body)]
             else:

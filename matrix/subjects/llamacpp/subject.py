@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -53,9 +54,12 @@ READ: Final = frozenset(
     {
         *("name", "prompt", "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "n"),
         *("logit_bias", "allowed_token_ids", "repetition_penalty", "abort_after", "answer", "after", "stream"),
-        *("logprobs", "top_logprobs"),
+        *("logprobs", "top_logprobs", "json_schema", "ebnf", "bad_words_ids"),
     }
 )
+# The last large wave, and one more of its prompts and longer texts, after the slots were saved, erased and restored.
+WAVE, RESTORED, RESTORED_TOKENS = "w3.", "w5.", 64
+WORDS: Final = "llama.cpp bans single tokens only"
 
 
 class LlamaCppSubject(Subject):
@@ -82,8 +86,9 @@ class LlamaCppSubject(Subject):
         return LlamaCppEngine(command, self.profile.start_seconds)
 
     def requests(self, cell: Cell, seed: int) -> Sequence[RequestSpec]:
-        """The matrix's requests, ended by EOS too, as llama.cpp bans one that is ignored; in cells of rules and stops
-        with those that llama.cpp has, one for each."""
+        """The matrix's requests without reasoning and grammars behind it, ended by EOS too, as llama.cpp bans one that
+        is ignored; in cells of rules and stops with those that llama.cpp has, one for each. Behind waves, some prompts
+        once more on slots that were saved and restored."""
         found, plain = super().requests(cell, seed), cell
         if cell.sampling == "rules":
             plain = plain._replace(sampling="mixed")
@@ -98,7 +103,13 @@ class LlamaCppSubject(Subject):
                 for place, one in enumerate(asked)
             )
             found = [*texts, *(one for one in found if one.name.startswith("d"))]
-        return [replace(one, ignore_eos=False) for one in found]
+        if cell.batch == "ramp" and cell.prefix_cache == "on":
+            before = tuple(one.name for one in found)
+            more: dict[str, Any] = {"max_new_tokens": RESTORED_TOKENS, "after": before}
+            again = (replace(one, name=one.name.replace(WAVE, RESTORED), **more) for one in found if WAVE in one.name)
+            found = [*found, *again]
+        free = ((replace(one, json_schema=None, ebnf=None) if one.reasoning_end_ids else one) for one in found)
+        return [replace(one, ignore_eos=False, reasoning_end_ids=()) for one in free]
 
     def limits(self) -> tuple[AxisLimit, ...]:
         return (
@@ -146,6 +157,8 @@ def _unread(requests: Sequence[RequestSpec]) -> Iterator[str]:
             yield STOPS
         if request.abort_after == 0:
             yield QUEUED
+        if any(len(word) > 1 for word in request.bad_words_ids):
+            yield WORDS
     yield from untranslated(requests, READ)
 
 
@@ -154,6 +167,7 @@ def _ask(request: RequestSpec, cell: Cell, vocabulary: int) -> SubjectRequest:
     from specmatrix.matrix.workloads.questions import prompt_ids
 
     allowed = frozenset(range(vocabulary) if request.allowed_token_ids is None else request.allowed_token_ids)
+    allowed -= {token for (token,) in request.bad_words_ids}
     banned = [[token, False] for token in range(vocabulary) if token not in allowed]
     # Log-probabilities are before rules, and of tokens of rounds without drafts: for ties of plain greedy decoding.
     plain = cell.algorithm == "none" and request.temperature == 0 and not request.ruled
@@ -175,6 +189,12 @@ def _ask(request: RequestSpec, cell: Cell, vocabulary: int) -> SubjectRequest:
         # Sums of drafts beside every token show the rounds.
         "stream": request.stream or request.abort_after is not None or cell.algorithm != "none",
     }
+    if request.json_schema is not None:
+        values["json_schema"] = json.loads(request.json_schema)
+    if request.ebnf is not None:
+        values["grammar"] = request.ebnf
+    if request.name.startswith(RESTORED):
+        values["restore"] = True
     if request.n > 1:
         values["n_cmpl"] = request.n
     if request.seed is not None:
