@@ -148,10 +148,10 @@ def slot_restore_draft(server: str) -> tuple[str, str, bool]:
     flags = ["-m", path, "-np", "1", "-c", "512", "--slot-save-path", f"{tempfile.mkdtemp()}/", *drafts]
     moves = [{"path": f"/slots/0?action={action}"} for action in ("save", "erase", "restore")]
     _, cached, *_, restored = answers(server, flags, [body, body, *moves, body], together=False)
-    shown = []
+    shown: list[tuple[Any, ...]] = []
     for found in (cached, restored):
         times = {} if isinstance(found, str) else found["timings"]
-        shown.append((times.get("cache_n"), times.get("draft_n_accepted"), times.get("draft_n")))
+        shown.append(tuple(times.get(name, 0) for name in ("cache_n", "draft_n_accepted", "draft_n")))
     due, got = (
         f"{kept} tokens of KV reused, {accepted} of {drafted} drafts accepted" for kept, accepted, drafted in shown
     )
