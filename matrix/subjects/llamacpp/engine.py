@@ -31,12 +31,12 @@ FINISH: Final = {"eos": "stop", "word": "stop", "limit": "length"}
 
 
 class LlamaCppEngine(RunningEngine):
-    """A server that is started here and ends with `close`."""
+    """A server that is started here and ends with `close`. restored: whether its slots were, in the latest call."""
 
     def __init__(self, command: EngineCommand, seconds: float) -> None:
         self._command, self._model = command, converted(resolve_path(command.checkpoints["target"]))
         self._counts: Counter[str] = Counter()
-        self._lock, self._restored = Lock(), False
+        self._lock, self.restored = Lock(), False
         self._reported: dict[str, Any] = {}
         with ExitStack() as stack:
             # A server erases slots only if it may save them.
@@ -77,7 +77,7 @@ class LlamaCppEngine(RunningEngine):
     def generate(self, asks: Sequence[SubjectRequest]) -> list[Answer]:
         """Send all asks to empty slots, concurrently where they do not wait for each other."""
         self._erase()
-        self._restored = False
+        self.restored = False
         try:
             return ask_all(asks, self._send, lambda ask, answer: None)
         except httpx.HTTPError as error:
@@ -92,7 +92,7 @@ class LlamaCppEngine(RunningEngine):
     def _restore(self) -> None:
         """Save all slots, erase and restore them, before the first ask of a call that wants it; nothing else runs."""
         with self._lock:
-            if self._restored:
+            if self.restored:
                 return
             names = [(slot, {"filename": f"{slot}"}) for slot in range(self._command.flags["parallel"])]
             saved = [self._server.post(f"/slots/{slot}?action=save", name)["n_saved"] for slot, name in names]
@@ -100,7 +100,7 @@ class LlamaCppEngine(RunningEngine):
             for (slot, name), tokens in zip(names, saved, strict=True):
                 if tokens:
                     self._server.post(f"/slots/{slot}?action=restore", name)
-            self._restored = True
+            self.restored = True
 
     def readback(self) -> Mapping[str, Any]:
         """What /props and the answers report of the command's flags."""

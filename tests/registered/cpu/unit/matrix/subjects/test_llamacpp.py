@@ -81,7 +81,7 @@ def test_answers_of_a_real_server(recording: Path):
         counts, read = engine.counters(), engine.readback()
         fields = {**command.asks[2].fields, "restore": True}
         (aborted,) = engine.generate([replace(command.asks[2], abort_after=4, fields=fields)])
-        assert engine.counters()["spec.drafted"] > counts["spec.drafted"] and engine._restored
+        assert engine.counters()["spec.drafted"] > counts["spec.drafted"] and engine.restored
     assert (stopped.text, stopped.finish, stopped.matched) == (" Now: Tom has 3+4=<<3+4=3", "stop", ">>")
     # The stop string ends the last round, which accepted more, inside it.
     assert (len(stopped.output_ids), stopped.accept_lengths) == (16, (1, 1, 1, 3, 3, 3, 2, 1))
