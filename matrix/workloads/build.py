@@ -148,7 +148,6 @@ def _requests(cell: Cell, seed: int, draws: int) -> Sequence[RequestSpec]:
         before = tuple(request.name for request in requests)
         requests += [*_far(cell, seed, before), *_returning(cell, seed, before), *_leaving(cell, seed, before)]
         requests += [*_resuming(cell, before), *_crowd(cell, seed, before)]
-        requests += _alternating(cell, seed, tuple(request.name for request in requests))
         if (cell.batch, cell.slots) == ("gsm", "4"):  # hundreds of rounds, and evictions, after their first run
             before = tuple(request.name for request in requests)
             again = requests[:LATE_REPEATS]
@@ -157,7 +156,8 @@ def _requests(cell: Cell, seed: int, draws: int) -> Sequence[RequestSpec]:
         before = tuple(request.name for request in requests)
         requests = [*requests, *within_answers(cell, shape, _short_prompts(cell, len(limits)), before)]
     requests += _beside(cell, seed)
-    return with_chat_rules(requests) if cell.sampling == "mixed" else requests
+    requests = with_chat_rules(requests) if cell.sampling == "mixed" else requests
+    return [*requests, *_alternating(cell, seed, tuple(request.name for request in requests))]
 
 
 def _revealing(cell: Cell, requests: list[RequestSpec], ask: Callable[[int, int], RequestSpec]) -> list[RequestSpec]:
@@ -329,16 +329,21 @@ def _stopping(cell: Cell, seed: int) -> list[RequestSpec]:
 
 
 def _alternating(cell: Cell, seed: int, after: tuple[str, ...]) -> list[RequestSpec]:
-    """Requests of different kinds beside and behind one another, in cells of rules and stops without chunks."""
-    if (cell.sampling, cell.finish, cell.prefill_chunk) != ("rules", "stops", "off"):
+    """Requests of different kinds beside and behind one another, in cells of rules and stops without chunks, and with
+    turns of sessions in those of chats that end at a stop token."""
+    kind = (cell.session, cell.sampling, cell.finish, cell.prefill_chunk)
+    plain = (cell.memory, cell.context, cell.abort, cell.grammar) == ("ample", "model", "none", "none")
+    chats = plain and (cell.batch, *kind) == ("mixed_lengths", "streaming", "mixed", "stop_token", "off")
+    if not chats and kind != ("none", "rules", "stops", "off"):
         return []
 
     def ask(line: int, place: int, limit: int) -> RequestSpec:
         index = (seed * 5 + 5 * line + place) % ORACLE_PROMPTS
         seeded = 1000 * seed + 600 + 5 * line + place
-        return RequestSpec(f"w{line}.{place}", prompt_of(questions()[index][0]), limit, seed=seeded, ignore_eos=True)
+        prompt = prompt_of(questions()[index][0])
+        return RequestSpec(f"w{line}.{place}", prompt, limit, seed=seeded, ignore_eos=True, loose=True)
 
-    return alternating(ask, after)
+    return alternating(ask, after, chats)
 
 
 def _returning(cell: Cell, seed: int, after: tuple[str, ...]) -> list[RequestSpec]:

@@ -135,14 +135,15 @@ def as_baseline(requests: Sequence[RequestSpec], engine_seed: int) -> tuple[Requ
             continue
         shown = request.top_logprobs if request.temperature else max(2, request.top_logprobs)
         session = None if request.session is None else replace(request.session, resend=True)
-        after = tuple(name for name in request.after if name not in refused)
+        history = request.session and request.session.follows
+        after = ([history] if history else []) if request.loose else request.after
         request = replace(
             request,
             abort_after=None,
             closes_after=None,
             top_logprobs=shown,
             session=session,
-            after=after,
+            after=tuple(name for name in after if name not in refused),
             seed=engine_seed if request.seed is None else request.seed,
             renewal="",
             retract_after=None,

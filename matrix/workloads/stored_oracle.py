@@ -51,8 +51,8 @@ def rewriting(target: str) -> str:
 
 def oracle_index(request: RequestSpec) -> int | None:
     """Index of a request's prompt in the oracle, by its name (in waves by its text); None if not included, or if logit
-    rules give the request another text."""
-    if request.ruled:
+    rules or a session's history give the request another text."""
+    if request.ruled or (request.session is not None and request.session.follows is not None):
         return None
     if _WAVE.fullmatch(request.name):
         return _indices().get(request.prompt)
