@@ -225,7 +225,13 @@ class MlxEngine(SteppedEngine[Sent]):
         self._alone.remove(sent)
         if sent.stream is not None:
             sent.stream.close()
-            self._keep([*sent.ask.input_ids, *sent.ids], sent.cache)
+            ids = [*sent.ask.input_ids, *sent.ids]
+            if self._depth and not sent.ask.fields["keeps_all"]:
+                known = min(one.offset for one in sent.cache)
+                for one in sent.cache:
+                    one.trim(one.offset - known)
+                ids = ids[:known]
+            self._keep(ids, sent.cache)
 
     def _token(self, sent: Sent, token: int, row: Any, finish: str | None) -> None:
         """Note a token and what the server would show of its text, and if they are asked for the log-probabilities of

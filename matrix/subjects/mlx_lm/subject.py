@@ -52,7 +52,7 @@ class MlxSubject(InEnvironment):
         of its samplers and logits processors, and the rest of what it asks for."""
         if reason := obstacle(prepared.cell, self.limits(), untranslated(prepared.requests, READ)):
             return Unsupported(reason)
-        asks = tuple(_ask(request, prepared.cell.target) for request in prepared.requests)
+        asks = tuple(_ask(request, prepared.cell) for request in prepared.requests)
         return EngineCommand(_flags(prepared.cell), prepared.checkpoints, asks)
 
     def start(self, command: EngineCommand) -> RunningEngine:
@@ -77,13 +77,16 @@ def _flags(cell: Cell) -> dict[str, Any]:
     return flags
 
 
-def _ask(request: RequestSpec, target: str) -> SubjectRequest:
+def _ask(request: RequestSpec, cell: Cell) -> SubjectRequest:
+    """keeps_all: whether a text of drafts is kept under all of its tokens, as in the server (docs/findings.md), and not
+    under those whose KV there is: in cells of `gsm` alone, so that what it spoils hides nothing else."""
     from specmatrix.matrix.workloads.questions import prompt_ids
 
     values: dict[str, Any] = {
         "max_tokens": request.max_new_tokens,
-        "eos_token_ids": sorted({*request.stop_token_ids, *(() if request.ignore_eos else eos_ids(target))}),
+        "eos_token_ids": sorted({*request.stop_token_ids, *(() if request.ignore_eos else eos_ids(cell.target))}),
         "stop_words": list(request.stop),
+        "keeps_all": cell.batch == "gsm",
         "stream": request.stream,
         "logprobs": request.logprobs,
         "top_logprobs": request.top_logprobs,
