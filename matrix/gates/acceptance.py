@@ -254,7 +254,7 @@ class AcceptanceGate(PackageGate):
             rounds, reach = rounds + found.rounds, max(reach, found.reach)
             if found.place is not None:
                 left[answer.name] = found.place
-        numbers = dict[str, Number](naive_rounds=rounds, naive_reach=reach)
+        numbers = dict[str, Number](naive_rounds=rounds, naive_reach=reach, by_context=_by_context(run))
         if alone:
             every = [length for answer in run.answers for length in answer.accept_lengths]
             numbers |= {"length": sum(every) / max(1, len(every)), "rounds": rounds, "left": len(left)}
@@ -301,6 +301,15 @@ class AcceptanceGate(PackageGate):
         if not rounds:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no request decoded a verify round")
         return Outcome(self.name, State.PASS, numbers)
+
+
+def _by_context(run: Run) -> list[list[float]]:
+    """For contexts of up to 64, 128, 256, .. tokens: that number, the rounds that begin there and their mean tokens."""
+    found: dict[int, list[int]] = {}
+    for answer in run.answers:
+        for start, length in zip(answer.round_starts, answer.accept_lengths, strict=True):
+            found.setdefault(max(64, 1 << (len(answer.prompt_ids) + start - 1).bit_length()), []).append(length)
+    return [[end, len(each), round(sum(each) / len(each), 3)] for end, each in sorted(found.items())]
 
 
 def _in_oracle(cell: Cell) -> bool:

@@ -83,6 +83,8 @@ def test_the_naive_drafts_follow_a_request_to_the_end_of_the_context(measured):
     """One late round that accepts another number of tokens is red, although the stored oracle does not reach it."""
     found, run, gate = measured(NAIVE), measured(NAIVE).run, AcceptanceGate()
     outcome = found.judge(gate)
+    ends, rounds, means = zip(*outcome.numbers["by_context"], strict=True)
+    assert (sum(rounds), ends[-1]) == (len(run.answers[0].accept_lengths), 512) and min(means) > 1
     assert outcome.state is State.PASS and outcome.numbers["naive_rounds"] > 5
     assert SHORT_CONTEXT - 8 <= outcome.numbers["naive_reach"] < SHORT_CONTEXT
     lengths, prompt = list(run.answers[0].accept_lengths), len(run.answers[0].prompt_ids)
@@ -251,9 +253,9 @@ def test_rounds_of_sampled_and_ruled_requests_are_those_of_naive_drafts(measured
     """No oracle has their texts; one round that accepts another number of tokens is red."""
     found, gate = measured(cell_id), AcceptanceGate()
     outcome = found.judge(gate)
-    rounds = sum(len(one.accept_lengths) for one in found.run.answers)
     # Not a last round, whose drafts may have gone on past the end of the text.
-    assert outcome.state is State.PASS and outcome.numbers["naive_rounds"] >= rounds - len(found.run.answers) > 5
+    rounds = sum(len(one.accept_lengths) - 1 for one in found.run.answers)
+    assert outcome.state is State.PASS and outcome.numbers["naive_rounds"] >= rounds > 5
     answer = next(answer for answer in found.run.answers if len(answer.accept_lengths) > 3)
     first, *rest = answer.accept_lengths
     wrong = replace(answer, accept_lengths=(first + 1, *rest))

@@ -30,8 +30,8 @@ grammar: accepted begun changed complete ended_inside forbade illegal mixed reje
 precision: beyond far_draws routed sampled_rms score_rms scored tied_at tied_share ties tokens worst_drawn worst_nats
   |
 finish: faults requests | abort length stop
-acceptance: length rounds | emitted left mixed naive_reach naive_rounds per_position per_round prompts questions ratio
-  reference retracted same_texts series
+acceptance: length rounds | by_context emitted left mixed naive_reach naive_rounds per_position per_round prompts
+  questions ratio reference retracted same_texts series
 rejection: due_per_position left p per_position q q_rounds rounds ties |
 distribution: bins detectable draws joint_p logprob_gap outside p serial_p statistic variation |
 accuracy: accuracy accuracy_flexible baseline baseline_flexible card_test_share lost lost_flexible n outcomes won

@@ -37,16 +37,9 @@ def test_every_two_features_meet_on_and_off_in_neighbours_and_in_successors_on_a
         beside = set().union(*(combined(long, short) for long, *shorts in rows for short in shorts))
         behind = set().union(*(combined(*two) for _, *shorts in rows for two in pairwise(shorts)))
         assert beside == behind == every
-
-
-def test_each_feature_of_neighbour_predecessor_and_newcomer_has_all_values():
-    for name in ASKED:
-        found = {
-            (features(long)[name], features(before)[name], features(after)[name])
-            for long, *shorts in lines(0)
-            for before, after in pairwise(shorts)
-        }
-        assert len(found) == 8, name
+        three = ((features(long), *map(features, two)) for long, *shorts in rows for two in pairwise(shorts))
+        values = {(name, *(one[name] for one in each)) for each in three for name in ASKED}
+        assert len(values) == 8 * len(ASKED), "of neighbour, predecessor and newcomer"
 
 
 def test_a_short_one_follows_the_one_before_on_the_row_beside_an_older_long_one():
@@ -67,6 +60,8 @@ def test_a_long_one_outlives_the_short_ones_beside_it(measured):
 
 
 def test_only_cells_of_rules_and_stops_without_chunks_and_of_chats_have_them():
-    for change in ({"prefill_chunk": "7"}, {"finish": "eos"}, {"sampling": "mixed"}):
-        assert not any(request.name.startswith("w") for request in workload(CELL._replace(**change), 0))
-    assert not lines(0, CHAT._replace(memory="tight"))
+    others = [
+        CELL._replace(**{axis: value})
+        for axis, value in (("prefill_chunk", "7"), ("finish", "eos"), ("sampling", "mixed"))
+    ]
+    assert not any(lines(0, cell) for cell in (*others, CHAT._replace(memory="tight")))
