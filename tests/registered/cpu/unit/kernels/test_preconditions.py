@@ -27,11 +27,10 @@ from specmatrix.kernels.tree_layout import tree_layout
 ROWS, KV = torch.zeros(5, 4), torch.ones(2, 4)
 SLOTS = torch.tensor([1, 3])
 TREE = torch.tensor([[-1, 0, 0]])
-IDS = torch.tensor([[5, 6, 7]])
-ONE = torch.ones(1)
+IDS, ONE = torch.tensor([[5, 6, 7]]), torch.ones(1)
 TURN = torch.ones(2, 2, dtype=torch.complex64)
 NONE = torch.zeros(1, dtype=torch.int64)
-SQUARE = torch.ones(4, 4)
+SQUARE, MANY = torch.ones(4, 4), torch.ones(MAX_ROWS + 1, 4)
 COINS = torch.zeros(1, 2, dtype=torch.float64)
 
 
@@ -68,11 +67,8 @@ REFUSED = [
     (partial(matmul, KV, KV), r"matmul: weight has shape \[2, 4\], must be \[4, N\]"),
     (partial(matmul, KV, KV.t(), torch.zeros(2, 3)), r"matmul: out has shape \[2, 3\], must be \[2, 2\]"),
     (partial(matmul, KV, KV.t(), add=True), "matmul: add=True requires out"),
-    (
-        lambda: fused_linear(torch.ones(MAX_ROWS + 1, 4), torch.ones(4, 4), torch.ones(MAX_ROWS + 1, 4)),
-        r"fused_linear: x has shape \[129, 4\], must be \[<= 128, 4\]",
-    ),
-    (lambda: fused_linear(KV, torch.ones(4, 4), torch.ones(1, 4)), r"fused_linear: out has shape \[1, 4\], must be"),
+    (partial(fused_linear, MANY, SQUARE, MANY), r"fused_linear: x has shape \[129, 4\], must be \[<= 128, 4\]"),
+    (partial(fused_linear, KV, SQUARE, torch.ones(1, 4)), r"fused_linear: out has shape \[1, 4\], must be"),
     (partial(join, torch.ones(4, 3)), r"fused_linear: weight has shape \[4, 3\], must be \[4"),
     (partial(join, gated=True), r"fused_linear: weight has shape \[4, 4\], must be \[4, 8\]"),
     (partial(join, sums=ONE), r"fused_linear: sums has shape \[1\], must be \[2, parts\]"),
