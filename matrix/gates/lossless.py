@@ -15,7 +15,7 @@ from specmatrix.matrix.gates.pairing import TIE_NATS, AnswerPair, first_differen
 from specmatrix.matrix.gates.precision import PrecisionGate
 from specmatrix.matrix.oracles.joint_law import prompt_gap, prompt_scores
 from specmatrix.matrix.oracles.logit_rules import RuledToken, ruled_tokens
-from specmatrix.matrix.oracles.precision import followed
+from specmatrix.matrix.oracles.precision import drawn_off, followed
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.build import DRAW_PROMPT
 from specmatrix.matrix.workloads.predicted import RESOLVED_SHAPE, deepest_round
@@ -206,6 +206,7 @@ class LosslessGate(PackageGate):
         their log-probabilities. Where the run may differ from the baseline, its tokens must not be banned either: a
         parameter that drafts ignore."""
         checked, worst, at, of = 0, 0.0, 0, ruled[0]
+        seeds = {one.name: one.seed or 0 for one in prepared.baseline.requests}
         for pair in ruled:
             request, base = pair.request, pair.baseline
             free = request.temperature > 0 and not self._of_sampled(prepared.cell)
@@ -217,6 +218,12 @@ class LosslessGate(PackageGate):
                     text = f"the baseline of {request.name} breaks its logit rules at token {where}"
                     blame = Blame(request.name, i, got=base.output_ids)
                     return Outcome(self.name, State.FAIL, outcome.numbers, message=text, blame=blame)
+                off = 0.0 if free or not exact else drawn_off(seeds[request.name], len(base.prompt_ids) + i, token.begin, token.end)
+                if outcome.state is State.PASS and request.temperature * off > self.thresholds["tie_nats"]:
+                    text = f"the baseline of {request.name} does not draw what its seed and rules do, at token "
+                    blame = Blame(request.name, i, got=base.output_ids)
+                    where = f"{i}{phase_of(request, base, i)}"
+                    return Outcome(self.name, State.FAIL, outcome.numbers, message=text + where, blame=blame)
             mine = pair.answer
             drawn = self.rules(prepared.cell.target, request, mine.prompt_ids, mine.output_ids) if fast or free else ()
             if (banned := next((at for at, token in enumerate(drawn) if not token.kept), None)) is not None:

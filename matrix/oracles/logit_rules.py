@@ -24,12 +24,14 @@ class RuledToken(NamedTuple):
     """One output token under its request's rules, in nats.
 
     behind: log-probability gap to the likeliest token. logprob: of the token, at the request's temperature. kept:
-    whether it survives min_p and bans.
+    whether it survives min_p and bans. begin, end: of the probability in the order of ids, the part that draws it.
     """
 
     behind: float
     logprob: float
     kept: bool
+    begin: float = 0.0
+    end: float = 1.0
 
 
 @cache
@@ -50,8 +52,10 @@ def ruled_tokens(
             scores = rules.processed(ids, len(prompt), raw[index - 1])
             warm = heat(ids, scores)
             behind = float(scores.max() - scores[0, token])
-            kept = bool(rare(ids, warm)[0, token] > -torch.inf)
-            found.append(RuledToken(behind, float(warm.log_softmax(-1)[0, token]), kept))
+            left = rare(ids, warm)[0].double().softmax(-1)
+            end, drawn = float(left[: token + 1].sum()), request.temperature and request.untruncated
+            part = (end - float(left[token]), end) if drawn else ()
+            found.append(RuledToken(behind, float(warm.log_softmax(-1)[0, token]), bool(left[token] > 0), *part))
     return tuple(found)
 
 

@@ -35,8 +35,7 @@ class PreciseToken(NamedTuple):
 
 def followed(request: RequestSpec) -> bool:
     """Whether this oracle knows how a request's tokens are chosen."""
-    plain = request.top_k <= 0 and request.top_p >= 1 and not request.ruled
-    return request.temperature == 0 or plain
+    return request.temperature == 0 or (request.untruncated and not request.ruled)
 
 
 @cache
@@ -60,11 +59,16 @@ def precise_tokens(
             off = float(row.max() - row[token])
         else:
             end = float(row[: token + 1].exp().sum())
-            coin = log_odds(random_number(seed, len(prompt) + index))
-            begin = log_odds(end - float(row[token].exp()))
-            off = request.temperature * max(0.0, begin - coin, coin - log_odds(end))
+            begin = end - float(row[token].exp())
+            off = request.temperature * drawn_off(seed, len(prompt) + index, begin, end)
         found.append(PreciseToken(off, float(row[token])))
     return tuple(found)
+
+
+def drawn_off(seed: int, position: int, begin: float, end: float) -> float:
+    """Distance in log-odds between the random number of a position and a part of the probability, 0 if within it."""
+    coin = log_odds(random_number(seed, position))
+    return max(0.0, log_odds(begin) - coin, coin - log_odds(end))
 
 
 def log_odds(share: float) -> float:

@@ -142,6 +142,11 @@ class RequestSpec:
         return next(((kind, text) for kind in GRAMMARS if (text := getattr(self, kind)) is not None), None)
 
     @property
+    def untruncated(self) -> bool:
+        """Whether neither top_k nor top_p leaves out tokens."""
+        return self.top_k <= 0 and self.top_p >= 1
+
+    @property
     def ruled(self) -> bool:
         """Whether it sets any logit rule."""
         return bool(self.rules)

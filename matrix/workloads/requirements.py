@@ -19,7 +19,7 @@ RULES: Final[tuple[dict[str, Any], ...]] = (
         **{"repetition_penalty": 0.8, "frequency_penalty": -0.4, "presence_penalty": -0.5},
         **{"prompt_logprobs": 0, "top_logprobs": 2},
     },
-    {"temperature": 2.5, "min_p": 0.2, "presence_penalty": -0.7, "n": 2, "seed": 0},
+    {"temperature": 5.0, "min_p": 0.1, "presence_penalty": -0.7, "n": 2, "seed": 0},
     {
         "bad_words_ids": tuple((one, other) for one in COMMON[:8] for other in COMMON[:8]),
         **{"prompt_logprobs": 0, "logprobs": False},
@@ -46,8 +46,8 @@ OVERLAPS: Final = 2  # the place of a request with these
 # Its last character is its own token.
 TWO_TOKEN_STOP: Final = ".\n"
 # A prefix of each occurs in answers, all but its last letter of some, so a reader must wait for the next token; the
-# whole string does not.
-BEGUN: Final = (*(f"{digit}~" for digit in range(10)), "=<<~~")
+# whole string does not. The last one's is shorter where the one before it begins too.
+BEGUN: Final = (*(f"{digit}~" for digit in range(10)), "=<<~~", "<~")
 # EOS is likely enough to end a request as soon as its minimum length allows, within a round.
 EARLY_EOS: Final = {"min_new_tokens": 41, "logit_bias": ((EOS_ID, 60.0),), "logprobs": True}
 # For engines without biases: a minimum length behind which every answer has ended.
@@ -69,11 +69,18 @@ def ruled(request: RequestSpec, place: int, answer: Sequence[int]) -> RequestSpe
 def with_chat_rules(turns: Sequence[RequestSpec]) -> list[RequestSpec]:
     """The turns of sessions, with logit rules for those with a history; the rules treat the history as a prompt."""
     return [
-        replace(turn, logprobs=True, **LATER_TURN_RULES[turn.temperature > 0])
+        replace(turn, logprobs=True, **LATER_TURN_RULES[turn.temperature > 0], **_late(turn))
         if turn.session is not None and turn.session.follows is not None and turn.refused is None
         else turn
         for turn in turns
     ]
+
+
+def _late(turn: RequestSpec) -> dict[str, Any]:
+    """More stop tokens of a greedy turn, which may not end it before its limit."""
+    if turn.temperature or turn.grammar is not None:
+        return {}
+    return {"stop_token_ids": (*turn.stop_token_ids, *COMMON[:4]), "min_new_tokens": turn.max_new_tokens}
 
 
 def stopped(request: RequestSpec, place: int, stop: str, stop_id: int) -> RequestSpec:

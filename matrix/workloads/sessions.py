@@ -36,7 +36,8 @@ def contended_line(turns: Sequence[RequestSpec], place: int, memory: int | None)
     between = [replace(request, after=(first.name,)) for request in _between(first, session, memory)]
     out = [first, *([] if first.abort_after == 0 else [busy]), *between]
     out.append(replace(second, after=(*second.after, *(request.name for request in between))))
-    out.append(replace(_attempt(first, "later", Refusal.IN_FLIGHT, session), beside=second.name))
+    if second.abort_after != 0:
+        out.append(replace(_attempt(first, "later", Refusal.IN_FLIGHT, session), beside=second.name))
     if place == 1:
         last = replace(rest[0], closes_after=1, ignore_eos=True, stop=(), stop_token_ids=())
         return [*out, last, replace(_attempt(first, "closed", Refusal.CLOSED, session), after=(last.name,))]
@@ -125,9 +126,11 @@ def conversations(
     """A session for each request, except some in a larger batch, with the request as its first turn, then others.
 
     memory: its size in tokens if tight, else None. short: few tokens per turn. aborts: abort the second turn of the
-    first session and the first turn of the second.
+    first session and the first turn of the second. Where a request is aborted in the queue, so is the second turn of
+    the first streaming session.
     """
     out: list[RequestSpec] = []
+    queued = len(requests) > 1 and any(request.abort_after == 0 for request in requests)
     for place, request in enumerate(requests):
         if len(requests) > PLAIN_EVERY and place % PLAIN_EVERY == PLAIN_EVERY - 1:
             out.append(request)
@@ -138,7 +141,8 @@ def conversations(
         broken = aborts and place == 0
         limits = TIGHT_REPLY_LIMITS if short else REPLY_LIMITS
         if streaming:
-            turns = line(first, place, limits, ABORTED_TURN if broken else None)
+            cut = ABORTED_TURN if broken else 0 if queued and place == 0 else None
+            turns = line(first, place, limits, cut)
             out += contended_line(scored(turns, place), place, memory)
         else:
             out += contended_tree(scored(_branches(first, place, limits, broken), place))
