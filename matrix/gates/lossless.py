@@ -218,12 +218,13 @@ class LosslessGate(PackageGate):
                     text = f"the baseline of {request.name} breaks its logit rules at token {where}"
                     blame = Blame(request.name, i, got=base.output_ids)
                     return Outcome(self.name, State.FAIL, outcome.numbers, message=text, blame=blame)
-                off = 0.0 if free or not exact else drawn_off(seeds[request.name], len(base.prompt_ids) + i, token.begin, token.end)
-                if outcome.state is State.PASS and request.temperature * off > self.thresholds["tie_nats"]:
-                    text = f"the baseline of {request.name} does not draw what its seed and rules do, at token "
-                    blame = Blame(request.name, i, got=base.output_ids)
+                coin = seeds[request.name], len(base.prompt_ids) + i
+                off = request.temperature * drawn_off(*coin, token.begin, token.end)
+                if outcome.state is State.PASS and exact and not free and off > self.thresholds["tie_nats"]:
                     where = f"{i}{phase_of(request, base, i)}"
-                    return Outcome(self.name, State.FAIL, outcome.numbers, message=text + where, blame=blame)
+                    text = f"the baseline of {request.name} does not draw what its seed and rules do, at token {where}"
+                    blame = Blame(request.name, i, got=base.output_ids)
+                    return Outcome(self.name, State.FAIL, outcome.numbers, message=text, blame=blame)
             mine = pair.answer
             drawn = self.rules(prepared.cell.target, request, mine.prompt_ids, mine.output_ids) if fast or free else ()
             if (banned := next((at for at, token in enumerate(drawn) if not token.kept), None)) is not None:
