@@ -64,7 +64,7 @@ READ: Final = frozenset(
         *("name", "prompt", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "stop_token_ids"),
         *("ignore_eos", "top_logprobs", "abort_after", "answer", "after", "logprobs", "min_new_tokens", "min_p"),
         *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words_ids"),
-        *("allowed_token_ids", "no_stop_trim", "stream", "n", "prompt_logprobs", *GRAMMARS),
+        *("allowed_token_ids", "no_stop_trim", "stream", "n", "prompt_logprobs", "loose", *GRAMMARS),
     }
 )
 # Fields that are sent if they differ from their default, with vLLM's names.
