@@ -38,7 +38,7 @@ class StepAttention:
         causal: bool = False,
     ) -> None:
         self._pool = pool
-        self._sparse, self._start, self._causal = sparse, start, causal
+        self._sparse, self._start, self.causal = sparse, start, causal
         self._write = write_slots.reshape(-1)
         self._plan = (read_slots, bias)
         self._reads: Reads | None = None
@@ -65,7 +65,7 @@ class StepAttention:
                 scale=layout.scale,
                 sparse=self._sparse,
                 start=self._start,
-                causal=self._causal,
+                causal=self.causal,
             )
         store_kv(self._pool.rows[layer], self._write, kv)
         return paged_attention(q, self._pool.heads[layer], self._reads)

@@ -101,6 +101,7 @@ def test_slots_come_from_the_window_table():
     assert step.write.tolist() == [[6, 7], [5, 10]]  # row 2: page 3 at positions 6, 7; row 1: page 2 offset 1, page 5
     assert step.read[0, 2:8].tolist() == [8, 9, 12, 13, 6, 7]
     assert batch.write.tolist() == [[2, 3], [13, 8]]
+    assert not kv.full.attention(batch, step, torch.empty(0), batch.positions).causal  # a round may be a tree
 
 
 def test_each_layer_stores_in_its_own_pool():
@@ -166,3 +167,4 @@ def test_padded_positions_write_to_the_padding_slot():
     )
     batch, kv = world(rows, {}, prefill=True)
     assert kv.groups[1].slots(batch).write.tolist() == [[8, 9, 12, 13], [2, 0, 0, 0]]
+    assert kv.full.attention(batch, kv.full.slots(batch), torch.empty(0), batch.positions).causal
