@@ -18,6 +18,7 @@ from specmatrix.reports.render.run import view
 from specmatrix.reports.render.terminal import MAX_LISTED
 from specmatrix.reports.store import ReportWriter, load
 from tests.support import scripted_workers
+from tests.support.tables import table
 
 RUN = ["run", "--stage", "smoke", "--workers", "1"]
 FAILS = ("eagle3.s2.k2.n6.v1.mixed_lengths", "eagle3.s2.k2.n6.v1.pair")
@@ -109,22 +110,7 @@ def test_a_lost_cell_and_those_that_did_not_run_are_run_again(monkeypatch, tmp_p
     assert {*load(tmp_path / "again").lines} == {CELLS[0], CELLS[2]}
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ([], "{out}/report.jsonl has no red cell, and all of its cells ran; there is nothing to rerun"),
-        (["--tier", "gpu1"], "tier 'gpu1' needs 1 GPU but this machine has none; use 'cpu'"),
-        (["--subject", "transformers"], "{out}/report.jsonl is of subject reference, not transformers; add --subject "
-         "reference"),
-        (["--stage", "pr"], "{out}/report.jsonl is of stage smoke, not pr; add --stage smoke"),
-        (["--seed", "7"], "{out}/report.jsonl is of seed 0, not 7; add --seed 0"),
-        (["--cells", "none.length"], "--rerun-failed selects the cells; it takes neither --cells nor --limit"),
-        (["--limit", "1"], "--rerun-failed selects the cells; it takes neither --cells nor --limit"),
-        (["--out", "{out}"], "--out {out} holds the report whose failed cells rerun; name another folder"),
-        (["--rerun-failed", "{out}/none"], "cannot read {out}/none: No such file or directory; give the "
-         "folder that `run --out` wrote"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("words", "sentence"), table(__file__)["refused"])
 def test_what_cannot_be_rerun_is_refused_in_a_sentence(words, sentence, tmp_path, capsys):
     report_of(tmp_path)
     given = [word.format(out=tmp_path) for word in words]

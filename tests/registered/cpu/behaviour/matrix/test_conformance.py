@@ -16,6 +16,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.conformance.child import results
 from specmatrix.matrix.conformance.forced_counts import Drafted, first_difference, forced, longest_path
 from specmatrix.matrix.conformance.suite import FORCED, STARTS
+from tests.support.tables import table
 
 EXAMPLE = HOME / "examples" / "copy_the_prompt.py"
 DRAFTS = "return chain(torch.cat((batch.root, drafts), 1))"
@@ -138,19 +139,7 @@ def test_drafts_are_replaced_so_that_as_many_as_wanted_are_accepted(parents, wan
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "sentence"),
-    [
-        ("self.traits = context.traits", "self.traits = context.nothing", "the drafter of COPY cannot be built"),
-        ("self.traits = context.traits", "raise SystemExit(0)", "the drafter of COPY cannot be built (mine.py, line"),
-        (
-            "self.traits = context.traits",
-            "torch.set_default_dtype(torch.float64); self.traits = context.traits",
-            "the drafter of COPY changed the default dtype from torch.float32 to torch.float64 while it was built; it",
-        ),
-        ("check=check)", "relay=lambda *all: [][0])", "the relay of COPY cannot be built (mine.py, line {line})"),
-        ("check=check)", "check=lambda *all: exit(0))", "the check of COPY failed: SystemExit: 0"),
-    ],
-    ids=["drafter", "exit", "dtype", "relay", "check"],
+    ("old", "new", "sentence"), table(__file__)["refused"], ids=["drafter", "exit", "dtype", "relay", "check"]
 )
 def test_an_algorithm_that_cannot_be_made_is_refused_in_one_sentence(tmp_path, old, new, sentence):
     file = changed(tmp_path, old, new)

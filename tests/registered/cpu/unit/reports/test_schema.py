@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from specmatrix.reports.schema import FAULTS, GateResult, Header, ReportError, Waiver, WaiverRule, check_cell, is_waived
 from specmatrix.reports.store import ReportWriter
+from tests.support.tables import table
 
 
 def test_gate_finds_by_name(make_cell):
@@ -18,22 +19,7 @@ def test_a_waiver_holds_until_the_end_of_its_day(make_cell, today, waived):
     assert is_waived(make_cell(waived=Waiver("known", "2026-12-31")), today) is waived
 
 
-@pytest.mark.parametrize(
-    ("state", "gates", "error"),
-    [
-        ("PASS", ("PASS",), "no answer"),
-        ("PASS", ("FAIL",), None),
-        ("PASS", ("PASS", "NOT MEASURED"), None),
-        ("PASS", (), None),
-        ("FAIL", ("PASS",), None),
-        ("FAIL", ("NOT MEASURED",), None),
-        ("NOT MEASURED", (), None),
-        ("NOT MEASURED", ("NOT MEASURED", "FAIL"), None),
-        ("INFRA", (), None),
-        ("INFRA", ("FAIL",), "x"),
-        ("UNSUPPORTED", ("PASS",), None),
-    ],
-)
+@pytest.mark.parametrize(("state", "gates", "error"), table(__file__)["contradictions"])
 def test_a_cell_that_contradicts_itself_is_refused(tmp_path, make_cell, make_header, state, gates, error):
     judged = tuple(GateResult(f"g{i}", each) for i, each in enumerate(gates))
     cell = replace(make_cell("a"), state=state, gates=judged, error=error)

@@ -9,6 +9,7 @@ import pytest
 from specmatrix.engine.models.tokenizer import Tokenizer
 from specmatrix.engine.spec.builders import read_corpus
 from specmatrix.errors import ConfigError
+from tests.support.tables import table
 
 
 @pytest.fixture
@@ -31,17 +32,7 @@ def test_a_document_is_a_text_an_object_or_token_ids(tmp_path, tokenizer):
 
 @pytest.mark.parametrize(
     ("line", "sentence"),
-    [
-        ("{broken", "{path}:2: not valid JSON (Expecting property name enclosed in double quotes at column 2)"),
-        ('{"text": "a", "text": "b"}', "{path}:2: not valid JSON (key 'text' occurs twice in one object)"),
-        ('"cut', "{path}:2: not valid JSON (Invalid control character at column 5)"),
-        ("7", '{path}:2: a document must be a string, an object with a string "text" or a list of ids'),
-        ('{"body": "x"}', '{path}:2: a document must be a string, an object with a string "text" or a list of ids'),
-        ("[1, true]", '{path}:2: a document must be a string, an object with a string "text" or a list of ids'),
-        ("[1, 99999]", "{path}:2: token 99999 is outside the vocabulary of {vocab}"),
-        ('"word <|beyond|>"', "{path}:2: token 768 is outside the vocabulary of {vocab}"),
-        (json.dumps([1] * 20), "{path}:2: the corpus has more than 8 tokens; raise"),
-    ],
+    [*table(__file__)["bad"], (json.dumps([1] * 20), "{path}:2: the corpus has more than 8 tokens; raise")],
 )
 def test_a_bad_line_is_named(tmp_path, tokenizer, line, sentence):
     tokenizer._tokenizer.add_tokens(["<|beyond|>"])

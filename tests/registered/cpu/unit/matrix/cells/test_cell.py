@@ -15,6 +15,7 @@ from specmatrix.matrix.cells.cell import (
 )
 from specmatrix.matrix.zoo.registry import CORPUS
 from tests.support.refusals import refusal
+from tests.support.tables import table
 
 
 def any_cells(count: int) -> list[Cell]:
@@ -34,19 +35,7 @@ def test_ids_are_readable_leave_defaults_out_and_take_their_parts_in_any_order()
     assert cell.id == "eagle3.s3.k4.n8.mixed_lengths"
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("eagle3.s4", "has an unknown part 's4'; the closest are s1, s2, s3, s5"),
-        ("eagle3.mixed_length", "has an unknown part 'mixed_length'; the closest is mixed_lengths"),
-        ("eagle9", "has an unknown part 'eagle9'; the closest is eagle3"),
-        ("eagle3.topk", "has the axis name topk in place of a value; its values are written k1, "),
-        ("eagle3.xyzzy", "has an unknown part 'xyzzy'; an id is an algorithm and values of "),
-        ("eagle3.s3.s5", "sets steps twice"),
-        ("s3.k1", "has no algorithm; it must start with one of none, standalone, eagle3"),
-        ("", "has an empty part; join parts with single dots, as in eagle3.s3.k4"),
-    ],
-)
+@pytest.mark.parametrize(("text", "sentence"), table(__file__)["bad_ids"])
 def test_a_bad_id_is_refused_in_one_sentence(text, sentence):
     assert refusal(Cell.from_id, text).startswith(f"cell id {text!r} {sentence}")
 

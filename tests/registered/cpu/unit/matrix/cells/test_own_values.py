@@ -21,6 +21,7 @@ from specmatrix.matrix.cover.selection import select
 from specmatrix.matrix.gates.session import has_session_baseline
 from specmatrix.matrix.run.plugins import load_plugins
 from specmatrix.matrix.workloads.prepared_cell import prepare
+from tests.support.tables import table
 
 
 @pytest.fixture(autouse=True)
@@ -31,23 +32,15 @@ def forgotten() -> Iterator[None]:
         row, place = axis(name), INDEX[name]
         row.values[:] = [one for one in row.values if one.name != value]
         del OWN_VALUES[name, value], MEANINGS[TOKENS[place][value]]
-        for table in (TOKENS, SECONDS, GPUS, RANKS):
-            del table[place][value]
+        for names in (TOKENS, SECONDS, GPUS, RANKS):
+            del names[place][value]
 
 
 @pytest.mark.parametrize(
     ("given", "options", "sentence"),
     [
-        (("pages", "8", "p8"), {}, "axis 'pages' is unknown; it must be one of "),
-        (("page_size", "4", "p8"), {}, "value '4' of axis page_size: the axis has it already"),
-        (("page_size", "8", "p4"), {}, "value '8' of axis page_size: token 'p4' is taken"),
-        (("page_size", "8 or 9", "p8"), {}, "value '8 or 9' of axis page_size: '8 or 9' must consist of small letters"),
-        (("page_size", "8", ""), {}, "value '8' of axis page_size: '' must consist of small letters"),
+        *table(__file__)["refused"],
         (("page_size", "8", "p8"), {"requests": tuple}, "value '8' of axis page_size: a start axis takes config, not "),
-        (("finish", "x", "x"), {"config": {}}, "value 'x' of axis finish: a request axis takes requests, not config"),
-        (("finish", "x", "x"), {"like": "y"}, "finish has no value 'y'; it must be one of eos, "),
-        (("page_size", "big", "big"), {}, "value 'big' of axis page_size cannot be configured: ValueError: "),
-        (("slots", "8", "m8"), {"config": {"slot": 8}}, "value '8' of axis slots cannot be configured: TypeError: "),
     ],
 )
 def test_a_value_is_refused_in_one_sentence(given, options, sentence):

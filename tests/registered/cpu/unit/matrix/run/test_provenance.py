@@ -22,6 +22,7 @@ from specmatrix.matrix.run.provenance import demanded
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Capability, Profile
 from specmatrix.reports.store import ReportWriter, load
+from tests.support.tables import table
 
 
 def test_header_is_complete_and_writable(tmp_path: Path):
@@ -56,21 +57,7 @@ def test_a_package_that_is_not_installed_has_an_unknown_version(monkeypatch: pyt
     assert provenance.installed_versions() == known | {"no-such-package": "unknown"}
 
 
-@pytest.mark.parametrize(
-    ("remote", "address"),
-    [
-        ("https://github.com/owner/name.git", "https://github.com/owner/name"),
-        ("https://user:secret@host.example/a/b/c/", "https://host.example/a/b/c"),
-        ("git@github.com:owner/name.git", "https://github.com/owner/name"),
-        ("ssh://git@host.example:2222/owner/name", "https://host.example/owner/name"),
-        ("http://host.example/owner/name", ""),
-        ("/srv/git/name.git", ""),
-        ("../name", ""),
-        ("https://host.example/a b", ""),
-        ("https://host.example", ""),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("remote", "address"), table(__file__)["remotes"])
 def test_the_address_of_a_remote_in_the_web(remote: str, address: str):
     assert provenance.web_address(remote) == address
 

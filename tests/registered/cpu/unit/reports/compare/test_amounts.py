@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from specmatrix.reports.compare import ChangeState
 from specmatrix.reports.compare.comparability import CONTENT_DEPENDENT
 from specmatrix.reports.schema import AMOUNTS
+from tests.support.tables import table
 
 
 def only(comparison):
@@ -16,30 +17,7 @@ def only(comparison):
 
 
 # What each gate looks at, as the gates write it.
-LOOKED = {
-    "claimed_capabilities": {"answers": 9, "claims": 6},
-    "oracle": {"oracle_tokens": 253},
-    "identities": {"rounds": 45},
-    "text": {"characters": 611},
-    "ledger": {"pages": 768, "stamps": 10139, "verbs": 488},
-    "schedule": {"steps": 41, "forwards": 164},
-    "leaks": {"counts": 15, "sent": 9},
-    "resources": {"rounds": 21},
-    "ranks": {"ranks": 2, "planned": 68, "read": 68},
-    "session": {"sessions": 2, "attempts": 17},
-    "adaptive": {"rounds": 22, "observations": 17, "replayed": 17},
-    "lossless": {"tokens": 467, "scored": 467, "oracle_tokens": 253},
-    "precision": {"tokens": 658, "scored": 193},
-    "grammar": {"tokens": 312, "complete": 4},
-    "distribution": {"draws": 600},
-    "rejection": {"rounds": 80},
-    "finish": {"requests": 9},
-    "acceptance": {"emitted": [39, 60, 58], "rounds": [11.0, 17.0, 17.0], "length": 3.49},
-    "accuracy": {"n": 4, "outcomes": "1101", "accuracy": 0.75},
-    "config": {"fields": 22},
-    "effective": {"keys": 24, "required": 30},
-    "speed": {"starts": 8, "turns": 16},
-}
+LOOKED = table(__file__)["looked"]
 EACH = [(gate, name) for gate, names in AMOUNTS.items() for name in names if name != "n"]
 
 
@@ -63,18 +41,7 @@ def test_a_gate_that_passes_on_nothing_is_regressed(against, gated, gate, name, 
         assert text in only(comparison).why
 
 
-@pytest.mark.parametrize(
-    ("gate", "name"),
-    [
-        ("ledger", "verbs"),
-        ("schedule", "steps"),
-        ("schedule", "forwards"),
-        ("leaks", "sent"),
-        ("resources", "rounds"),
-        ("ranks", "planned"),
-        ("ranks", "read"),
-    ],
-)
+@pytest.mark.parametrize(("gate", "name"), table(__file__)["shared"])
 def test_a_start_that_fewer_cells_share_is_no_loss(against, gated, gate, name):
     comparison = against([gated(gate, "PASS", LOOKED[gate])], [gated(gate, numbers=LOOKED[gate] | {name: 1})])
     assert (comparison.verdict, comparison.counts[ChangeState.SAME]) == ("green", 1)
@@ -117,18 +84,7 @@ def test_a_cell_without_the_counters_of_base_is_regressed(against, make_cell, le
     assert against([base], [replace(base, evidence={"verify.rounds": 9, "draft.calls": 8})]).verdict == "green"
 
 
-@pytest.mark.parametrize(
-    ("gate", "base", "head", "text"),
-    [
-        ("acceptance", {"length": 2.0, "emitted": [4, 6, 8], "rounds": [2, 3, 4]},
-         {"length": 2.0, "emitted": [4, 6], "rounds": [2, 3]}, "acceptance has 2 prompts instead of 3"),
-        ("acceptance", {"length": 2.0, "emitted": [4, 6], "rounds": [2, 3]},
-         {"length": 2.0, "emitted": [4], "rounds": [2]}, "acceptance has 1 prompt instead of 2"),
-        ("accuracy", {"accuracy": 0.5, "n": 2000}, {"accuracy": 0.5, "n": 1000},
-         "accuracy has 1,000 questions instead of 2,000"),
-        ("distribution", {"draws": 600}, {"draws": 599}, "distribution has 599 draws instead of 600"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("gate", "base", "head", "text"), table(__file__)["smaller"])
 @pytest.mark.parametrize("state", ["PASS", "FAIL", "NOT MEASURED"])
 def test_a_smaller_sample_is_not_the_same(against, gated, gate, base, head, text, state):
     comparison = against([gated(gate, state, base)], [gated(gate, numbers=head)])

@@ -12,6 +12,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.fault import Patch, sources
 from specmatrix.reports.compare import CellChange, ChangeState, cell_state
+from tests.support.tables import table
 from tools.incidents.incident import NAMES, ComparedStep, ContractStep, Expected, incident
 from tools.incidents.replay import ALGORITHMS
 from tools.incidents.verdict import differences
@@ -112,17 +113,9 @@ def test_the_expected_verdict_has_no_difference(found):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"verdict": "green"}, "the verdict is red, expected green"),
-        ({"factor": ""}, "the factor is topk > 1 x spec_version=v2, expected none"),
-        ({"cells": {"b": "REGRESSED: lossless"}}, "c is LOST, expected no change"),
+        *table(__file__)["differences"],
         ({"cells": {**RIGHT.cells, "d": "LOST"}}, "d is unchanged, expected LOST"),
         ({"cells": {**RIGHT.cells, "b": "REGRESSED: ledger"}}, "b is REGRESSED: lossless, expected REGRESSED: ledger"),
-        ({"rewrites": {}}, "new topk: [4] -> 1 is red, expected no change"),
-        ({"rewrites": {"new topk: *": "acknowledged"}}, "new topk: * is red, expected acknowledged"),
-        ({"lost_pairs": ("topk=2 x batch=pair",)}, "topk=2 x batch=pair is not among the lost pairs"),
-        ({"gained_pairs": ("topk=2 x batch=pair",)}, "topk=2 x batch=pair is not among the gained pairs"),
-        ({"by_default": ("topk=2 x a=b",)}, "topk=2 x a=b is not among the pairs that no default reaches any longer"),
-        ({"says": ("c differs",)}, "no cell says 'c differs'"),
     ],
 )
 def test_each_difference_is_a_sentence(found, wrong, sentence):

@@ -10,9 +10,10 @@ import pytest
 
 from specmatrix.engine.core.draft.verify_budget import VerifyBudget, survivals, temperatures
 from specmatrix.errors import ConfigError
+from tests.support.tables import table
 
 
-def table(slope: float, most: int = 40) -> VerifyBudget:
+def priced(slope: float, most: int = 40) -> VerifyBudget:
     """Each verified token makes a step longer by `slope` of its fixed part."""
     tokens = range(1, most)
     return VerifyBudget(tuple(tokens), tuple(1 / (1 + slope * n) for n in tokens))
@@ -32,7 +33,7 @@ def test_survivals_fall_along_a_row():
 @pytest.mark.parametrize("slope", [0.0, 0.05, 0.3, 3.0])
 def test_the_budget_is_that_of_the_best_choice_of_prefixes(seed, slope):
     held = rows(seed, 3, 3)
-    budget, costs = table(slope).of(held), table(slope)
+    budget, costs = priced(slope).of(held), priced(slope)
 
     def rate(lengths: tuple[int, ...]) -> float:
         gain = len(held) + sum(sum(row[:length]) for row, length in zip(held, lengths, strict=True))
@@ -44,7 +45,7 @@ def test_the_budget_is_that_of_the_best_choice_of_prefixes(seed, slope):
 
 def test_dearer_tokens_never_raise_it():
     held = rows(9, 5, 6)
-    budgets = [table(slope).of(held) for slope in (0, 0.01, 0.03, 0.1, 0.3, 1, 3, 30)]
+    budgets = [priced(slope).of(held) for slope in (0, 0.01, 0.03, 0.1, 0.3, 1, 3, 30)]
     assert budgets == sorted(budgets, reverse=True) and budgets[0] == 30 and budgets[-1] < budgets[1]
 
 
@@ -54,27 +55,7 @@ def test_a_rate_holds_up_to_the_next_and_the_best_budget_may_lie_behind_a_worse_
     assert costs.of([(1.0, 1e-7)] * 2) == 0 and costs.of([(), ()]) == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("{", "speculative_dspark_sps_table_path is not JSON: "),
-        ("[1]", r"speculative_dspark_sps_table_path must be a JSON object, got \[1\]"),
-        ("{}", "sample_batch_tokens must be a list of positive integers, got None"),
-        ('{"sample_batch_tokens": [1.5]}', r"sample_batch_tokens must be a list of positive integers, got \[1.5\]"),
-        (
-            '{"sample_batch_tokens": [1], "sample_steps_per_sec": [0]}',
-            "sample_steps_per_sec must be a list of positive n",
-        ),
-        (
-            '{"sample_batch_tokens": [2, 1], "sample_steps_per_sec": [1, 1]}',
-            "sample_batch_tokens must ascend and be as",
-        ),
-        (
-            '{"sample_batch_tokens": [1, 2], "sample_steps_per_sec": [1]}',
-            r"must ascend and be as .* got \(1, 2\) and 1 r",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "sentence"), table(__file__)["wrong"])
 def test_wrong_tables(text, sentence):
     with pytest.raises(ConfigError, match=sentence):
         VerifyBudget.parse(text)

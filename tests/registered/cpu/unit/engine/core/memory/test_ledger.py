@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from specmatrix.engine.core.memory.groups import CACHE, FREE, FullAttention
 from specmatrix.engine.core.memory.ledger import KEPT, Entry, Ledger, OutOfPages, replay
 from specmatrix.errors import EngineError, LedgerError
+from tests.support.tables import table
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -172,8 +173,8 @@ class LedgerMachine(RuleBasedStateMachine):
         rid = data.draw(st.sampled_from(sorted(r for r, f in self.flights.items() if not f)))
         self.ledger.close(rid)
         self.free |= set(self.rows[rid][self.shared[rid] :])
-        for table in (self.rows, self.shared, self.committed, self.kept, self.flights):
-            del table[rid]
+        for held in (self.rows, self.shared, self.committed, self.kept, self.flights):
+            del held[rid]
         self.held.discard(rid)
         self.operations += 1
 
@@ -260,30 +261,7 @@ def two_requests() -> Ledger:
     return ledger
 
 
-@pytest.mark.parametrize(
-    ("operation", "arguments", "sentence"),
-    [
-        ("open", (1,), "open: request id 1 is not a new positive id"),
-        ("open", (0,), "open: request id 0 is not a new positive id"),
-        ("open", (3, (2,)), "open: page 2 is not in the cache"),
-        ("open", (3, (-5,)), "open: page -5 does not exist; pages are 1..6"),
-        ("shortfall", (1, 0), "reserve: request 1 asks for 0 positions"),
-        ("reserve", (1, 0), "reserve: request 1 asks for 0 positions"),
-        ("reserve", (9, 1), "request 9 has no account"),
-        ("launch", (1, 0), "launch: request 1 asks for 0 positions"),
-        ("settle", (2, 1), "settle: request 2 has nothing in flight"),
-        ("settle", (1, 3), "settle: request 1 accepted 3 of a step of width 2"),
-        ("settle", (1, -1), "settle: request 1 accepted -1 of a step of width 2"),
-        ("donate", (1, -1), "donate: request 1 has 3 positions committed, less than 0 whole pages"),
-        ("hold", (1, 3), "hold: request 1 still has 1 steps in flight"),
-        ("resume", (2,), "resume: account 2 is in use"),
-        ("close", (1,), "close: request 1 still has 1 steps in flight"),
-        ("close", (7,), "request 7 has no account"),
-        ("evict", (2,), "evict: page 2 is not in the cache"),
-        ("evict", (0,), "evict: page 0 does not exist; pages are 1..6"),
-        ("evict", (7,), "evict: page 7 does not exist; pages are 1..6"),
-    ],
-)
+@pytest.mark.parametrize(("operation", "arguments", "sentence"), table(__file__)["illegal"])
 def test_an_illegal_operation_raises_and_changes_nothing(operation, arguments, sentence):
     ledger = two_requests()
     journal = list(ledger.journal)

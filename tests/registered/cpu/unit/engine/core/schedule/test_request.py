@@ -9,6 +9,7 @@ import pytest
 
 from specmatrix.engine.core.schedule.request import Phase, Request, SamplingParams, shown
 from specmatrix.errors import LedgerError, RequestError
+from tests.support.tables import table
 
 LEGAL = {
     ("waiting", "running"),
@@ -90,18 +91,10 @@ def test_a_parameter_outside_its_range_is_named_with_what_is_allowed(name, value
 @pytest.mark.parametrize(
     "values",
     [
-        {},
-        {"max_new_tokens": 1},
-        {"temperature": 3.5, "top_k": 1, "top_p": 0.01},
-        {"seed": 0},
+        *table(__file__)["edges"],
         {"seed": 2**63 - 1},
         {"temperature": 2.0**-126, "top_k": 2**63 - 1},
         {"temperature": 2**126, "top_p": 5e-324},
-        {"stop": ("a",), "stop_token_ids": (0, 49)},
-        {"top_logprobs_num": 50},
-        {"min_new_tokens": 128, "min_p": 1, "repetition_penalty": 0.01},
-        {"presence_penalty": -2, "frequency_penalty": 2.0, "repetition_penalty": 2},
-        {"logit_bias": {0: -100, 49: 100.0}, "bad_words_ids": [[0], (49, 1)], "allowed_token_ids": [49]},
     ],
 )
 def test_the_edges_of_every_range_are_allowed(values):

@@ -10,6 +10,7 @@ from specmatrix.engine.core.schedule.request import Finish, Phase, Request, Samp
 from specmatrix.engine.core.schedule.session import Session, SessionParams, Sessions
 from specmatrix.errors import RequestError
 from tests.support.schedulers import scheduler_of
+from tests.support.tables import table
 
 BOS, DEEP = 9, 3_000
 
@@ -97,15 +98,7 @@ def test_a_first_bos_stays_and_rid_is_ignored_by_a_streaming_session():
 @pytest.mark.parametrize(
     ("params", "sentence"),
     [
-        ({"replace": True}, "session 's' is streaming and replace is True; allowed: False"),
-        ({"offset": 1}, "session 's' is streaming and offset is 1; allowed: 0"),
-        ({"drop_previous_output": True}, "session 's' is streaming and drop_previous_output is True; allowed: False"),
-        ({"name": "t"}, "session 't' is not open; open it with open_session"),
-        ({"offset": 0.0}, "session offset is 0.0; allowed: an integer"),
-        ({"rid": "1"}, "session rid is '1'; allowed: the id of a request of the session, or None"),
-        ({"replace": 1}, "session replace is 1; allowed: true or false"),
-        ({"drop_previous_output": None}, "session drop_previous_output is None; allowed: true or false"),
-        ({"name": 3}, "session id is 3; allowed: a text"),
+        *table(__file__)["turns"],
         ({"tokens": (1,) * 99}, "the history and new text of session 's' are 101 characters; allowed: at most its"),
     ],
 )
@@ -139,19 +132,13 @@ ID = "; allowed: a text of 1 to 1000 characters, without half of a surrogate pai
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ((0, "a", False, None), "capacity_of_str_len is 0; allowed: an integer of at least 1"),
-        ((True, "a", False, None), "capacity_of_str_len is True; allowed: an integer of at least 1"),
-        ((9, "a", False, 0), "timeout is 0; allowed: None, or a finite number of seconds above 0"),
+        *table(__file__)["opens"],
         ((9, "a", False, float("inf")), "timeout is inf; allowed: None, or a finite number of seconds above 0"),
         ((9, "a", False, 10**400), f"timeout is 1{199 * '0'}...; allowed: None, or a finite number of seconds above 0"),
-        ((9, "a", False, "1"), "timeout is '1'; allowed: None, or a finite number of seconds above 0"),
-        ((9, "a", 1, None), "streaming is 1; allowed: true or false"),
-        ((9, "a", True, None), "streaming sessions are disabled; start the engine with --enable-streaming-session"),
         ((9, "", False, None), "session_id is ''" + ID),
         ((9, 5, False, None), "session_id is 5" + ID),
         ((9, "a\ud800", False, None), r"session_id is 'a\ud800'" + ID),
         ((9, "x" * 1001, False, None), f"session_id is '{'x' * 199}..." + ID),
-        ((9, "taken", False, None), "session 'taken' is already open; close it first or choose another id"),
     ],
 )
 def test_a_session_that_cannot_be_opened(values, sentence):

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specmatrix.engine.core.schedule.request import Finish, OutputText, SamplingParams, StopRules, stable_text_length
+from tests.support.tables import table
 
 WORDS = ("a", "b", "ab", "ba", "abc", "", "cc", "bcab")
 
@@ -74,19 +75,7 @@ def test_a_stop_inside_a_run_that_crosses_the_limit_is_a_stop():
         assert (count, text, finish.reason) == (2, "a", "stop")
 
 
-@pytest.mark.parametrize(
-    ("text", "stop", "length"),
-    [
-        ("abc", (), 3),
-        ("abc", ("x",), 3),
-        ("abc", ("cd",), 2),
-        ("abc", ("bcd", "cx"), 1),
-        ("abc", ("cx", "bcd"), 1),
-        ("aaa", ("aaaa",), 0),
-        ("ba", ("abb",), 1),
-        ("", ("ab",), 0),
-    ],
-)
+@pytest.mark.parametrize(("text", "stop", "length"), table(__file__)["tails"])
 def test_a_tail_that_begins_a_stop_string_is_not_settled(text, stop, length):
     assert stable_text_length(text, stop) == length
 

@@ -16,6 +16,7 @@ from specmatrix.engine.spec.dflash import BlockDrafter
 from specmatrix.errors import ConfigError
 from tests.support.block_drafts import block, block_net, read, shapes_of
 from tests.support.random_drafts import random_weights, save
+from tests.support.tables import table
 
 H, V, K, LENGTH = 48, 97, 5, 20
 # The published draft's fields (Qwen3.8-27B-DFlash2), smaller.
@@ -81,24 +82,7 @@ def test_a_block_is_its_formula(llama_folder, folder, paged, monkeypatch, taps, 
                 assert (tree.q[row, i - 1] - law).abs().max() < 1e-5 and scores[tokens[i]].isfinite()
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"conv_kernel_size": None}, "dflash_config.conv_kernel_size must be a positive integer, got None"),
-        ({"conv_group_size": 7}, "dflash_config.conv_group_size must be a divisor of 48, got 7"),
-        ({"conv_group_size": 0}, "dflash_config.conv_group_size must be a divisor of 48, got 0"),
-        ({"selector_rank": 0}, "dflash_config.selector_rank must be a positive integer, got 0"),
-        ({"selector_top_k": 98}, "dflash_config.selector_top_k must be at most 97, got 98"),
-        ({"conv_type": "static"}, "dflash_config.conv_type must be 'grouped_dynamic_depthwise', got 'static'"),
-        ({"output_multiplier": 0.2}, "dflash_config.output_multiplier must be 1, as others are not supported, got 0.2"),
-        ({"input_embedding_scale": 2}, "dflash_config.input_embedding_scale must be 1, as others are not supported"),
-        ({"final_logit_softcapping": 30}, "final_logit_softcapping must be 0 or absent, as others are not supported"),
-        ({"selector_beams": 2}, "'dflash_config.selector_beams' is not a known field of a DFLASH draft"),
-        ({"conv_kernel_size": 3}, r"attention_conv.base_kernel' has shape \(2, 2, 48\), but config.json implies"),
-        ({"drop": "candidate_selector.successor_codebook"}, "selector.successor_codebook' is missing from the weights"),
-        ({"drop": "layers.1.mlp_conv.base_kernel"}, "'layers.1.mlp_conv.base_kernel' is missing from the weights"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "sentence"), table(__file__)["refusals"])
 def test_refusals(llama_folder, folder, changes, sentence):
     target = load_target(llama_folder(), "cpu", torch.float32)
     with pytest.raises(ConfigError, match=sentence):

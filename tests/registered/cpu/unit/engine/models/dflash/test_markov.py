@@ -15,6 +15,7 @@ from specmatrix.errors import ConfigError
 from tests.support.block_drafts import block_net, read, shapes_of
 from tests.support.drawn_drafts import DRAFTS, PROMPTS, SAMPLED, start
 from tests.support.random_drafts import random_weights, save
+from tests.support.tables import table
 
 H, R, V, GAMMA = 48, 12, 97, 5
 CONFIG: dict[str, Any] = {
@@ -80,20 +81,7 @@ def test_other_layouts(llama_folder, folder):
     assert model.confidences(torch.zeros(1, 2, H), torch.zeros(1, 2).long()).shape == (1, 2)
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"markov_head_type": "lstm"}, "markov_head_type must be one of vanilla, gated, rnn, got 'lstm'"),
-        ({"markov_rank": 0}, "markov_rank must be a positive integer, got 0"),
-        ({"block_size": 0}, "block_size must be a positive integer, got 0"),
-        ({"draft_vocab_size": 12}, "draft_vocab_size must be vocab_size, 97, got 12"),
-        ({"sample_from_anchor": "yes"}, "sample_from_anchor must be true or false, got 'yes'"),
-        ({"scale": 2}, "'scale' is not a known field of a DSPARK draft and may change what it computes"),
-        ({"drop": "markov_head.markov_w2.weight"}, "'markov_head.markov_w2.weight' is missing from the weights"),
-        ({"markov_rank": 13}, r"'markov_head.markov_w1.weight' has shape \(97, 12\), but config.json implies"),
-        ({"enable_confidence_head": False}, "'confidence_head.proj.bias' does not belong to this"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "sentence"), table(__file__)["refusals"])
 def test_refusals(llama_folder, folder, changes, sentence):
     target = load_target(llama_folder(), "cpu", torch.float32)
     kind = "vanilla"

@@ -14,6 +14,7 @@ from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.models.loader import facts, load_eagle, load_eagle3, load_target
 from specmatrix.errors import ConfigError
 from tests.support.random_drafts import eagle_shapes, layer_shapes, random_weights, save
+from tests.support.tables import table
 from tests.support.uncached_models import WholeEagle, WholeEagle3
 
 BOUND = 1e-5  # of the largest value
@@ -190,21 +191,7 @@ def test_a_speculator_reads_the_usual_states(llama_folder, eagle_folder):
     assert (known.architecture, known.aux_layers) == ("LlamaForCausalLMEagle3", (2, 4, 6))
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (
-            {"speculators_model_type": "dflash"},
-            "speculators_model_type 'dflash' is not supported; allowed: 'eagle3' and",
-        ),
-        (
-            {"speculators_model_type": "peagle"},
-            "parallel drafting needs one mask token, got {}; set pard_token or ptd_",
-        ),
-        ({"transformer_layer_config": None}, "transformer_layer_config must be an object, got None"),
-        ({"eagle_aux_hidden_state_layer_ids": [-1, 2]}, "eagle_aux_hidden_state_layer_ids must be a list of layer ids"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "sentence"), table(__file__)["speculators"])
 def test_speculators_that_are_refused(target, eagle_folder, changes, sentence):
     made = respelled(eagle_folder(), **changes)
     with pytest.raises(ConfigError, match=sentence):
