@@ -8,10 +8,11 @@ from tests.support.refusals import refusal
 from tests.support.tables import table
 
 IDS = {"tree": "eagle3.s3.k4.n8.v2.mixed_lengths", "chain": "eagle3.s3.k1.p16", "plain": "none.tight.pair"}
+TABLE = table(__file__)
 CELLS = {name: Cell.from_id(text) for name, text in IDS.items()}
 
 
-@pytest.mark.parametrize(("text", "names"), table(__file__).items())
+@pytest.mark.parametrize(("text", "names"), TABLE["selected"].items())
 def test_selects(text, names):
     selector = parse_selector(text)
     assert [name for name, cell in CELLS.items() if selector(cell)] == names
@@ -27,21 +28,7 @@ def test_a_selector_knows_the_axes_that_it_reads():
     [
         *(
             (text, f"selector {shown(text)} is incomplete, or has something out of place; {HELP}")
-            for text in (
-                "",
-                "topk=4 and",
-                "topk=4 batch=pair",
-                "(topk=4",
-                "topk=",
-                "topk 4",
-                "topk in (4 2)",
-                "topk in",
-                "topk=4=2",
-                "topk in ((1, 2), 4)",
-                "topk=4, batch=pair",
-                "topk(4)",
-                "()",
-            )
+            for text in TABLE["incomplete"]
         ),
         ("topk=4 & batch=pair", f"selector 'topk=4 & batch=pair' has the invalid character '&'; {HELP}"),
         ("not " * 101 + "topk=4", f"selector '{'not ' * 101}topk=4"[:209] + "... nests more than 100 levels deep"),
@@ -57,21 +44,7 @@ def test_a_bad_selector_is_refused_in_one_sentence(text, sentence):
     assert refusal(parse_selector, text) == sentence
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "algorithm=eagle3",
-        "batch=pair",
-        "algorithm=eagle3 and batch=pair",
-        "algorithm=eagle3 or batch=pair",
-        "not (algorithm=eagle3 or batch=pair)",
-        "not (algorithm=eagle3 and batch=pair)",
-        "algorithm!=eagle3 and not not page_size in (4, 16)",
-        "algorithm=eagle3 and not batch in (pair, single) or page_size=4 and batch!=pair",
-        "eagle3.s3.k4.n8",
-        "not eagle3.s3.k4.n8.pair",
-    ],
-)
+@pytest.mark.parametrize("text", TABLE["starts"])
 def test_a_start_is_ruled_out_or_let_in_only_if_all_of_its_cells_are(text):
     selector = parse_selector(text)
     starts = [Cell.from_id(start) for start in ("eagle3", "eagle3.p4", "eagle3.s3.k4.n8", "none", "none.p16")]

@@ -30,6 +30,7 @@ from specmatrix.matrix.workloads.questions import prompt_ids
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.tokenizer import BOS_ID
 from specmatrix.reports.schema import CRASH, AskPages, FailingRequest
+from tests.support.tables import table
 
 WRONG, AT = 79, 7
 
@@ -171,39 +172,9 @@ def test_a_request_without_an_answer_has_no_tokens_and_a_long_text_is_cut():
         assert found.prompt == found.got == shown
 
 
-# Account 7, beside another one, in pages of 4 positions: a prompt of 10 tokens in two chunks, two rounds, a retraction
-# that leaves two pages in the cache, the rest in two chunks, and a round.
 LIFE = [
-    ("groups", 0, 4, ((0, 12),)),
-    ("open", 7, 0, ()),
-    ("open", 8, 0, ()),
-    ("reserve", 8, 8, ((9, 10),)),
-    ("launch", 8, 8, ()),
-    ("settle", 8, 8, ()),
-    ("reserve", 7, 8, ((1, 2),)),
-    ("launch", 7, 8, ()),
-    ("settle", 7, 8, ()),
-    ("reserve", 7, 2, ((3,),)),
-    ("launch", 7, 2, ()),
-    ("settle", 7, 2, ()),  # 10: the prefill ends with token 0
-    ("reserve", 7, 4, ((4,),)),
-    ("launch", 7, 4, ()),
-    ("settle", 7, 3, ()),  # 13: round 1, tokens 1 to 3
-    ("reserve", 7, 4, ((5,),)),
-    ("launch", 7, 4, ()),
-    ("settle", 7, 1, ()),  # 16: round 2, token 4
-    ("donate", 7, 2, ((1, 2),)),
-    ("close", 7, 0, ()),
-    ("open", 7, 8, ((1, 2),)),
-    ("reserve", 7, 4, ((3,),)),
-    ("launch", 7, 4, ()),
-    ("settle", 7, 4, ()),  # 22: a chunk again
-    ("reserve", 7, 3, ((4,),)),
-    ("launch", 7, 3, ()),
-    ("settle", 7, 3, ()),  # 25: token 5, behind prompt and 5 tokens
-    ("reserve", 7, 2, ((5,),)),
-    ("launch", 7, 2, ()),
-    ("settle", 7, 2, ()),  # 28: round 3, tokens 6 and 7
+    (verb, account, count, tuple(tuple(one) if isinstance(one, list) else one for one in pages))
+    for verb, account, count, pages in table(__file__)["life"]
 ]
 SERVED = Served("a", 7, 7, (), 10, 1)
 
