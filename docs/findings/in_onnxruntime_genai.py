@@ -147,6 +147,19 @@ def logits_after_a_miss() -> tuple[object, object, bool]:
     return "logits", "logits", False
 
 
+def rewind_keeps_a_token() -> tuple[object, object, bool]:
+    """A prompt without its last token, which is rewound."""
+    due = expected("llama", PROMPT[:-1], 2)
+    one = generator("llama", 80)
+    tokens(one, PROMPT, 0)
+    one.rewind_to(len(PROMPT) - 1)
+    found = []
+    for _ in range(2):
+        one.generate_next_token()
+        found.append(list(map(int, one.get_sequence(0)[len(PROMPT) - 1 :])))
+    return [due[:1], due], found, found[0] == [PROMPT[-1], *expected("llama", PROMPT, 1)]
+
+
 def text_ends_at_a_byte() -> tuple[object, object, bool]:
     ids = [2 + LETTERS.index(letter) for letter in "ab"] + [2 + LETTERS.index("ÿ")]
     ids += [2 + LETTERS.index(letter) for letter in "cd"]
@@ -185,6 +198,7 @@ FINDINGS: Final[dict[str, Callable[[], tuple[object, object, bool]]]] = {
     "windows-and-drafts": windows_and_drafts,
     "windows-and-short-texts": windows_and_short_texts,
     "logits-after-a-miss": logits_after_a_miss,
+    "rewind-keeps-a-token": rewind_keeps_a_token,
     "text-ends-at-a-byte": text_ends_at_a_byte,
     "stream-drops-letters": stream_drops_letters,
     "end-ids-add-up": end_ids_add_up,

@@ -144,7 +144,8 @@ class GenaiEngine(SteppedEngine[Sent]):
             sent = self._new(ask, {**options, "max_length": length})
             if self._flags[REWINDS] and options == {"do_sample": False}:
                 sent = self._continued(ask, options)
-            sent.generator.append_tokens(np.array(prompt[sent.cached :], np.int32))
+            if rest := prompt[sent.generator.token_count() :]:
+                sent.generator.append_tokens(np.array(rest, np.int32))
         except (RuntimeError, ValueError) as error:
             return Sent(ask, "refused", text_of(error))
         self._running.append(sent)
@@ -156,7 +157,7 @@ class GenaiEngine(SteppedEngine[Sent]):
 
     def _continued(self, ask: SubjectRequest, options: Mapping[str, Any]) -> Sent:
         """An idle generator of the same model, rewound to the tokens that its text shares with the ask's prompt, or a
-        new one. The last token of a prompt is read anew, for its logits."""
+        new one."""
         key = json.dumps(ask.fields["eos_token_id"])
         alike = {one: _common(one, ask) for one in self._idle if one.key == key}
         if not alike:
@@ -164,7 +165,8 @@ class GenaiEngine(SteppedEngine[Sent]):
         best = max(alike, key=lambda one: alike[one])
         self._idle.remove(best)
         best.generator.rewind_to(alike[best])
-        return Sent(ask, generator=best.generator, key=key, cached=alike[best])
+        # The last token of a prompt is always read for its logits.
+        return Sent(ask, generator=best.generator, key=key, cached=min(alike[best], len(ask.input_ids) - 1))
 
     def abort(self, sent: Sent) -> None:
         if sent.ask.abort_after is not None and not sent.ended and len(sent.ids) >= sent.ask.abort_after:
@@ -221,8 +223,8 @@ class GenaiEngine(SteppedEngine[Sent]):
 
 
 def _common(sent: Sent, ask: SubjectRequest) -> int:
-    """How many first tokens of an ask's prompt a generator has, less its last one."""
-    pairs = zip(sent.generator.get_sequence(0).tolist(), ask.input_ids[:-1], strict=False)
+    """How many first tokens of an ask's prompt a generator has."""
+    pairs = zip(sent.generator.get_sequence(0).tolist(), ask.input_ids, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 

@@ -149,7 +149,8 @@ class OpenVinoEngine(SteppedEngine[Sent]):
             return
         if status == FINISHED:
             sent.finish = "ended"
-            sent.rounds = tuple(filter(None, handle.get_perf_metrics().raw_metrics.m_batch_sizes))[1:]
+            if hasattr(handle, "get_perf_metrics"):  # since 2026.4
+                sent.rounds = tuple(filter(None, handle.get_perf_metrics().raw_metrics.m_batch_sizes))[1:]
         elif status != RUNNING:
             sent.finish, sent.message = "error", f"OpenVINO GenAI ended it as {status}"
 
