@@ -12,9 +12,7 @@ from specmatrix import HOME
 
 
 @pytest.mark.parametrize("red", ["transformers", "openvino", "onnxruntime-genai", "mlx-lm", "vllm", "none"])
-def test_a_red_subject_fails_the_command_but_not_before_the_other_ran(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, red: str
-):
+def test_a_red_subject_fails_the_command_after_the_other_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, red: str):
     shutil.copy(HOME / "Makefile", tmp_path)
     for name in ("requirements.txt", "pyproject.toml", ".venv/.ready", "said"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

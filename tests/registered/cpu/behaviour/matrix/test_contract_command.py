@@ -141,9 +141,7 @@ def test_what_the_process_refuses_is_one_sentence(pretended, capsys):
         ("while True: pass", "6", "gave no result for 6 s and was killed"),
     ],
 )
-def test_a_file_that_ends_its_process_or_hangs_has_no_verdict(
-    tmp_path, capsys, monkeypatch, statement, timeout, reason
-):
+def test_a_file_that_ends_its_process_or_hangs_is_not_judged(tmp_path, capsys, monkeypatch, statement, timeout, reason):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     assert main(["contract", written(tmp_path, propose=statement), "--timeout", timeout, "--json"]) == 1
     said = json.loads(capsys.readouterr().out)

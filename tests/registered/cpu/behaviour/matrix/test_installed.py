@@ -242,9 +242,7 @@ def test_speed(request):
 }
 
 
-def test_a_project_with_an_engine_and_options_of_its_own_sees_nothing_of_the_plugin(
-    installed: Path, python: Run, tmp_path: Path
-):
+def test_a_project_with_an_engine_and_options_of_its_own_sees_no_plugin(installed: Path, python: Run, tmp_path: Path):
     for name, text in FOREIGN.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

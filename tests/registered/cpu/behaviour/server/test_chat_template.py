@@ -31,7 +31,7 @@ def asked(content: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": content}]
 
 
-def test_a_template_that_does_not_end_or_grows_refuses_its_messages_alone(
+def test_a_template_that_never_ends_or_grows_refuses_its_messages_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     one = template(tmp_path, TEMPLATE)
@@ -71,9 +71,7 @@ def test_a_constant_of_gigabytes_is_refused_where_it_is_used(tmp_path: Path, tex
         template(tmp_path, text).render(asked("x"))
 
 
-def test_a_template_that_is_not_compiled_in_time_is_refused_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_template_that_is_not_compiled_in_time_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "TEMPLATE_SECONDS", 0.0)
     with pytest.raises(ConfigError, match=r"the chat template of .* cannot be read \(no answer within 0 s\)"):
         template(tmp_path, TEMPLATE)

@@ -188,9 +188,7 @@ def test_a_step_of_the_largest_request_takes_at_most_ten_times_that_of_an_ordina
         ("/generate", {"text": "a", "unknown" * 999: 1}, "unknownunknown"),
     ],
 )
-def test_what_is_too_much_is_refused_with_a_number(
-    server: RunningServer, path: str, body: dict[str, object], words: str
-):
+def test_too_much_is_refused_with_a_number(server: RunningServer, path: str, body: dict[str, object], words: str):
     before = server.call(loop_seconds)
     found = server.post(path, **body)
     assert server.call(loop_seconds) - before < LOOP_SECONDS
@@ -198,9 +196,7 @@ def test_what_is_too_much_is_refused_with_a_number(
     assert found.status_code in (400, 429) and words in text and "allowed: " in text and len(text) < 400
 
 
-def test_tokens_and_texts_are_made_beside_the_event_loop_and_the_engine(
-    server: RunningServer, monkeypatch: pytest.MonkeyPatch
-):
+def test_tokens_and_texts_are_made_beside_loop_and_engine(server: RunningServer, monkeypatch: pytest.MonkeyPatch):
     threads = dict[str, str]()
 
     def spied(name: str, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -368,9 +364,7 @@ def test_chunks_of_a_byte_are_read_in_short_turns(server: RunningServer):
     assert max(turns) < LOOP_SECONDS / 5, sorted(turns)[-5:]
 
 
-def test_a_client_that_leaves_before_its_body_is_complete_is_no_failure(
-    keyed: RunningServer, caplog: pytest.LogCaptureFixture
-):
+def test_a_client_that_leaves_within_its_body_is_no_failure(keyed: RunningServer, caplog: pytest.LogCaptureFixture):
     leaving = connection(keyed, HEAD.format(f"/generate HTTP/1.1\r\nAuthorization: Bearer {KEY}\r\nX:"))
     tasks = keyed.server.server_state.tasks
     until(lambda: tasks)

@@ -33,7 +33,7 @@ STREAM = json.dumps({"text": QUESTION, "sampling_params": LONG, "stream": True})
 def strict() -> Iterator[RunningServer]:
     """A server with a key and small limits."""
     options = ServerOptions(
-        port=0, key=KEY, model=MODEL, max_queued_requests=1, max_connections=3, max_body_bytes=20_000
+        port=0, key=KEY, model=MODEL, max_queued_requests=1, max_connections=3, max_body_bytes=20000
     )
     with served(options, max_running_requests=1) as one:
         yield one

@@ -100,9 +100,7 @@ def test_an_abort_by_name_ends_a_stream_with_what_it_has(server: RunningServer):
     assert server.post("/abort_request", rid="doomed").json() == {"aborted": 0}
 
 
-def test_a_client_that_leaves_frees_its_pages_and_nothing_is_logged(
-    server: RunningServer, caplog: pytest.LogCaptureFixture
-):
+def test_a_client_that_leaves_frees_its_pages_in_silence(server: RunningServer, caplog: pytest.LogCaptureFixture):
     body = json.dumps({"text": QUESTION, "sampling_params": LONG, "rid": "left"})
     for stream in (False, True):
         while not server.ended.empty():

@@ -144,9 +144,7 @@ def test_more_stages_cover_more_combinations_of_the_same_server(drafting: Runnin
     assert {(session, finish) for session in ("streaming", "branching") for finish in ("eos", "length")} <= pairs
 
 
-def test_openais_api_has_the_cells_whose_texts_are_compared(
-    drafting: RunningServer, plain: RunningServer, tmp_path: Path
-):
+def test_openais_api_has_the_cells_of_compared_texts(drafting: RunningServer, plain: RunningServer, tmp_path: Path):
     words = ("--subject", "openai", "--stage", "smoke", "--url")
     report = run(tmp_path / "drafts", *words, drafting.url, "--baseline-url", plain.url)
     assert {cell.algorithm for cell in passed(report)} == {"eagle3"} and len(passed(report)) >= 4
@@ -170,9 +168,7 @@ def test_a_server_whose_configuration_no_cell_has_is_refused(capsys: pytest.Capt
     ("metrics", "drafters"),
     [("", "standalone, eagle3, eagle, ngram, suffix, dflash"), (VLLM, "none"), (VLLM + DRAFTS, "standalone, eagle3")],
 )
-def test_a_plain_openai_server_names_its_drafter_by_the_selector(
-    metrics: str, drafters: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_selector_names_the_drafter_of_an_openai_server(metrics: str, drafters: str, monkeypatch: pytest.MonkeyPatch):
     def get(self: Connection, *paths: str) -> dict[str, object]:
         if paths != ("/v1/models",):
             raise NotThere("it does not say")

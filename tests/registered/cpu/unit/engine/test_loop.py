@@ -89,9 +89,7 @@ class Failing:
         st.integers(1, 60), st.tuples(st.sampled_from([RuntimeError, KeyboardInterrupt]), st.booleans()), max_size=6
     ),
 )
-def test_failed_and_interrupted_steps_change_no_token(
-    jobs, lag, page_size, width, extra, chunk, window, mixed, failures
-):
+def test_failed_or_interrupted_steps_change_nothing(jobs, lag, page_size, width, extra, chunk, window, mixed, failures):
     longest = max(len(p) + n for p, n, _, _ in jobs) + (lag + 1) * width
     windows = windows_of(window, page_size, longest, (lag + 1) * max(width, chunk or longest))
     pages = -(-longest // page_size) + extra

@@ -22,9 +22,7 @@ CARDS = (*tiles.TILES, "an untuned card")
 @pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("rows", [1, 16, 17, 33, 64, 65])
 @pytest.mark.parametrize(("gated", "add"), [(False, False), (False, True), (True, False)])
-def test_tiles_fit_into_shared_memory_and_the_order_of_sums_is_the_same_where_launches_begin_early(
-    card, rows, gated, add
-):
+def test_tiles_fit_into_shared_memory_and_early_launches_change_no_order_of_sums(card, rows, gated, add):
     for depth, columns in SIZES:
         one = tiles.projection(rows, depth, columns, gated, add)
         sides = {early: tiles.tile(one, card, early) for early in (True, False)}

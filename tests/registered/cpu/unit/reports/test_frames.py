@@ -54,9 +54,7 @@ def test_runs_differ_by_their_path(tmp_path, make_cell, write_report):
     assert runs.starts["start"].nunique() == 1
 
 
-def test_effective_values_stand_beside_requested_ones_and_are_missing_where_nothing_ran(
-    tmp_path, make_cell, write_report
-):
+def test_effective_values_stand_beside_requested_ones_or_are_missing_if_nothing_ran(tmp_path, make_cell, write_report):
     cells = [make_cell("ran"), make_cell("again"), make_cell("refused", resolved=None, resolved_hash=None)]
     runs = specmatrix.load(write_report(tmp_path, cells))
     frame = runs.cells.set_index("id")

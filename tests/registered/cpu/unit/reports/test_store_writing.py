@@ -69,9 +69,7 @@ def test_an_earlier_run_stays_until_the_new_one_is_complete(tmp_path, make_cell,
     assert sorted(each.name for each in tmp_path.iterdir()) == ["notes.txt", "report.jsonl"]
 
 
-def test_a_directory_with_an_interrupted_run_is_not_that_of_the_run_before(
-    tmp_path, make_cell, make_header, write_report
-):
+def test_a_directory_with_an_interrupted_run_has_not_the_run_before(tmp_path, make_cell, make_header, write_report):
     write_report(tmp_path, [make_cell("old")])
     ReportWriter(tmp_path, make_header()).abort()
     words = f"is of a run that did not finish; name {tmp_path}/report.jsonl to read the one before it"
@@ -101,9 +99,7 @@ def test_no_link_in_the_place_of_a_partial_file_is_followed(tmp_path, make_heade
     partial = tmp_path / "out" / "report.jsonl.partial"
     partial.parent.mkdir()
     partial.symlink_to(mine)
-    with pytest.raises(
-        ReportError, match=r"cannot write .*out/report.jsonl.partial: Too many levels of symbolic links"
-    ):
+    with pytest.raises(ReportError, match=r"cannot write .*out/report.jsonl.partial: Too many levels of symbolic"):
         ReportWriter(tmp_path / "out", make_header())
     partial.unlink()
     partial.hardlink_to(mine)
@@ -236,9 +232,7 @@ def test_a_cell_travels_between_processes_with_its_start(make_cell):
         ({"requested": {"nested": [[[[...]]]]}}, "Encoding objects of type ellipsis"),
     ],
 )
-def test_what_could_not_be_read_back_is_refused_and_leaves_the_report_as_it_was(
-    tmp_path, make_cell, bad, sentence, make_header
-):
+def test_what_could_not_be_read_back_is_refused_and_leaves_the_report(tmp_path, make_cell, bad, sentence, make_header):
     with ReportWriter(tmp_path, make_header()) as writer:
         writer.write(make_cell("a"))
         with pytest.raises(ReportError, match=f"cell 'x' cannot be written as JSON: {sentence}.*; allowed are text"):

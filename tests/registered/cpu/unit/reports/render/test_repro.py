@@ -38,9 +38,7 @@ def test_an_active_environment_needs_the_name_alone(installed: Path, monkeypatch
     assert as_called(COMMAND) == COMMAND
 
 
-def test_a_second_installation_on_the_path_is_not_this_one(
-    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_another_installation_on_the_path_is_not_used(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     other = tmp_path / "bin" / "specmatrix"
     other.parent.mkdir()
     other.touch(mode=0o755)

@@ -12,10 +12,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.json_text import parse_json
 from tests.support.tables import table as cases
 
-KEYS = (
-    "candidate_steps, ema_alpha, update_interval, warmup_batches, down_hysteresis, up_hysteresis, ceiling_coeff, "
-    "strategy"
-)
+KEYS = "candidate_steps, ema_alpha, update_interval, warmup_batches, down_hysteresis, up_hysteresis, ceiling_coeff, "
 
 
 def slots(table):

@@ -13,9 +13,7 @@ from specmatrix.matrix.gates.config import explicit
 from tests.support.start_configs import refusal
 
 
-def facts(
-    heads: int = 8, kv_heads: int = 2, widths: tuple[int, ...] = (384,), gpus: int = 0, state_heads: int = 0
-) -> Facts:
+def facts(heads: int = 8, kv_heads: int = 2, widths: tuple[int, ...] = (384,), gpus=0, state_heads=0) -> Facts:
     kind = "cuda" if gpus else "cpu"
     return Facts(
         "LlamaForCausalLM", 512, 128, 4, 1024, "t", device_kind=kind, gpus=gpus, heads=heads, kv_heads=kv_heads,
