@@ -21,16 +21,8 @@ from specmatrix.engine.spec.drafter import chain
 from specmatrix.errors import ConfigError, KernelError
 from specmatrix.matrix.conformance.child import with_models
 from specmatrix.matrix.conformance.suite import FORCED, PARAMS, PROMPTS, STARTS, run_suite
-from tests.support.misbehaving_drafter import (
-    BATCH_LIES,
-    READERS,
-    ROW_LIES,
-    SHAPE,
-    TRAITS,
-    Pretender,
-    WritesEverything,
-    raiser,
-)
+from tests.support import misbehaving_drafter
+from tests.support.misbehaving_drafter import BATCH_LIES, READERS, ROW_LIES, SHAPE, TRAITS, Pretender, raiser
 
 # The ledger looks at every page of the pool in every step.
 STRICT = {"strict_memory": 2, "max_total_tokens": 1024}
@@ -225,7 +217,7 @@ def test_a_lie_about_the_batch_puts_the_drafter_in_quarantine(zoo, plain, regist
 
 
 def test_writes_of_a_drafter_into_its_inputs_have_no_effect(zoo, plain, registered):
-    llm = pretending(zoo, registered, WritesEverything, spec_version="v2")
+    llm = pretending(zoo, registered, misbehaving_drafter.WritesEverything, spec_version="v2")
     assert run(llm) == run(llm) == plain("llama-mini")
     assert llm.drafter_error is None and llm.counters["spec.drafted"] > 0
     forget_algorithm("PRETENDER")

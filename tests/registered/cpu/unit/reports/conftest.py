@@ -11,17 +11,8 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from specmatrix.reports.schema import (
-    GATE_STATES,
-    CellRecord,
-    CellResult,
-    GateResult,
-    Header,
-    ReasonRecord,
-    RewriteRecord,
-    StartRecord,
-    WaiverRule,
-)
+from specmatrix.reports import schema
+from specmatrix.reports.schema import CellRecord, CellResult, GateResult, Header, ReasonRecord, StartRecord, WaiverRule
 from specmatrix.reports.store import ReportWriter
 
 TOPK_ON_V1 = "trees run on v1 until the tree gates are green on v2"
@@ -86,7 +77,7 @@ def cell(name: str = "eagle3.k4", **changes: object) -> CellResult:
         (state for state in ("FAIL", "NOT MEASURED") if state in found), "FAIL" if "error" in changes else "PASS"
     )
     state = changes.setdefault("state", worst)
-    if state != "PASS" and not {"gates", "error"} & changes.keys() and state in GATE_STATES:
+    if state != "PASS" and not {"gates", "error"} & changes.keys() and state in schema.GATE_STATES:
         changes["gates"] = (whole.gates[0], GateResult("lossless", state, {"tokens": 256}))
     elif state != "PASS" and state not in found:
         changes = {"gates": (), "error": f"a reason for {state}"} | changes
@@ -234,7 +225,7 @@ def rewritten() -> Callable[..., CellResult]:
     def make(
         name: str = "eagle3.n6", reason: str = "a chain verifies steps + 1 tokens", **changes: object
     ) -> CellResult:
-        rewrite = RewriteRecord("speculative_num_draft_tokens", 6, 4, reason)
+        rewrite = schema.RewriteRecord("speculative_num_draft_tokens", 6, 4, reason)
         return cell(name, rewrites=(rewrite,), **changes)
 
     return make

@@ -12,22 +12,12 @@ from specmatrix.ci.run import merge
 from specmatrix.matrix.cover.selection import select
 from specmatrix.matrix.gates.gate import FALSE_ALARMS
 from specmatrix.matrix.gates.registry import GATES
-from specmatrix.reports import store
+from specmatrix.reports import store, summary
 from specmatrix.reports.render.run import run_markdown, run_page, view
 from specmatrix.reports.schema import CheaperStage, GateResult, ShardRecord, Waiver, WaiverRule, is_red
 from specmatrix.reports.stats import ks_uniform, mcnemar, randomised_pit, ratio_change
 from specmatrix.reports.store import load
-from specmatrix.reports.summary import (
-    Coverage,
-    FalseAlarms,
-    cost_of,
-    covered,
-    false_alarms,
-    holders,
-    smallest_effect,
-    summarise,
-    write_summary,
-)
+from specmatrix.reports.summary import Coverage, cost_of, covered, false_alarms, holders, smallest_effect, summarise
 
 KNOWN = Waiver("drafts leak on abort", "2026-12-31")
 EXPIRED = Waiver("known", "2026-08-31")
@@ -52,7 +42,7 @@ def cells(make_cell):
 
 def test_counts_are_stable_and_complete(tmp_path, make_cell, write_report):
     report = load(write_report(tmp_path, cells(make_cell), waivers=RULES))
-    path = write_summary(summarise(report), tmp_path)
+    path = summary.write_summary(summarise(report), tmp_path)
     assert path == tmp_path / "summary.json"
     assert json.loads(path.read_text()) == {
         "schema": 5, "cells": 10, "pass": 2, "fail": 2, "not_measured": 1, "infra": 1, "unsupported": 2,
@@ -228,7 +218,7 @@ def test_the_locked_cells_keep_to_the_budget_of_false_alarms(stage):
     found = false_alarms(judged, header)
     assert found.tests > 0 and 0 < found.at_most <= FALSE_ALARMS[stage]
     damaged = {gate: {name: [0.1] for name in own} for gate, own in header.thresholds.items()}
-    assert false_alarms(judged, SimpleNamespace(thresholds=damaged)) == FalseAlarms(found.tests, 0)
+    assert false_alarms(judged, SimpleNamespace(thresholds=damaged)) == summary.FalseAlarms(found.tests, 0)
 
 
 def test_holders_number_the_cells_from_the_lowest_bit():

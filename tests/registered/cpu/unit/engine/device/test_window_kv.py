@@ -6,17 +6,9 @@ import pytest
 import torch
 
 from specmatrix.engine.core.schedule.step import PlanRow, StepPlan
+from specmatrix.engine.device import kv_groups
 from specmatrix.engine.device.batch import StepBatch, VerifyResult, causal_bias, tree_bias
-from specmatrix.engine.device.kv_groups import (
-    KVGroup,
-    KVGroups,
-    StampedGroups,
-    WindowGroup,
-    key_positions,
-    routes_of,
-    split,
-    windowed_bias,
-)
+from specmatrix.engine.device.kv_groups import KVGroup, KVGroups, WindowGroup, routes_of, split, windowed_bias
 from specmatrix.engine.device.pool import KVLayout, KVPool
 from specmatrix.engine.device.relay import Relay
 from specmatrix.engine.device.slot_table import SlotTable
@@ -83,7 +75,7 @@ def test_a_tree_mask_measures_by_depth_not_by_slot(window):
         torch.tensor([1, 2]), start, torch.zeros(2, 1), 6, 10, torch.zeros(2, 10, dtype=torch.int64), None
     )
     positions = start[:, None] + depths
-    keys = key_positions(batch, positions)
+    keys = kv_groups.key_positions(batch, positions)
     bias = windowed_bias(tree_bias(start, ancestors, 10, torch.float32), positions, keys, window)
     for b in range(2):
         for n in range(6):
@@ -142,7 +134,7 @@ def test_the_commit_of_a_chain_moves_nothing():
 
 
 def test_stamps_in_the_window_are_compared_and_those_below_are_not():
-    batch, kv = world(round_rows(), {2: 6, 1: 3}, kind=StampedGroups)
+    batch, kv = world(round_rows(), {2: 6, 1: 3}, kind=kv_groups.StampedGroups)
     positions, _, bias = batch.causal(2, torch.float32)
     full, near = (group.pool.stamps for group in kv.groups)
     expected = kv.full.table.expected(batch.rows, batch.padded_kv_len)

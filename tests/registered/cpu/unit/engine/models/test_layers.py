@@ -5,16 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specmatrix.engine.models import layers
 from specmatrix.engine.models.config import ModelConfig
-from specmatrix.engine.models.layers import (
-    KEPT_ROWS,
-    KEPT_SHAPES,
-    Norm,
-    Workspaces,
-    steady_sigmoid,
-    steady_silu,
-    stored,
-)
+from specmatrix.engine.models.layers import KEPT_ROWS, KEPT_SHAPES, Norm, Workspaces, steady_silu, stored
 from specmatrix.engine.models.rope import RopeConfig
 
 CPU = torch.device("cpu")
@@ -49,7 +42,7 @@ def test_half_precision_norm_is_not_folded():
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
-    ("steady", "usual"), [(steady_silu, torch.nn.functional.silu), (steady_sigmoid, torch.sigmoid)]
+    ("steady", "usual"), [(steady_silu, torch.nn.functional.silu), (layers.steady_sigmoid, torch.sigmoid)]
 )
 def test_a_gates_bits_do_not_depend_on_the_address(steady, usual, threads):
     x = torch.randn(101, 770, generator=torch.Generator().manual_seed(0))

@@ -15,15 +15,8 @@ from specmatrix.engine.device.kv_groups import KVGroup, KVGroups
 from specmatrix.engine.device.relay import DraftStateSpec, Relay
 from specmatrix.engine.device.slot_table import SlotTable
 from specmatrix.engine.models.loader import facts, load_target
-from specmatrix.engine.spec.builders import (
-    BUILDERS,
-    RELAYS,
-    BuildContext,
-    build_drafter,
-    build_relay,
-    located,
-    new_pool,
-)
+from specmatrix.engine.spec import builders
+from specmatrix.engine.spec.builders import BUILDERS, RELAYS, BuildContext, build_drafter, build_relay, located
 from specmatrix.errors import ConfigError
 
 
@@ -33,7 +26,7 @@ def context(zoo, name="NONE", draft=None, **asked: object) -> BuildContext:
     resolved = resolve(config, known)
     target = load_target(zoo("llama-mini"), "cpu", torch.float32)
     table = SlotTable(2, 8, 4, torch.device("cpu"), stamps=False)
-    kv = KVGroups([KVGroup(new_pool(resolved, target.kv, resolved.num_pages, stamps=False), table)], ())
+    kv = KVGroups([KVGroup(builders.new_pool(resolved, target.kv, resolved.num_pages, stamps=False), table)], ())
     return BuildContext(algorithm(name), resolved, known, target, kv, zoo)
 
 

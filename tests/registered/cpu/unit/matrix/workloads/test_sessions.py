@@ -3,19 +3,11 @@
 import pytest
 
 from specmatrix.matrix.cells.cell import MODELS, Cell, session_retract, spares
+from specmatrix.matrix.workloads import sessions
 from specmatrix.matrix.workloads.build import OVERRUN, workload
 from specmatrix.matrix.workloads.questions import tokenizer
 from specmatrix.matrix.workloads.request import Refusal
-from specmatrix.matrix.workloads.sessions import (
-    CAPACITY,
-    EARLIER,
-    LATER,
-    MORE,
-    PAST_CAPACITY,
-    PAST_CONTEXT,
-    REPLIES,
-    TIMEOUT,
-)
+from specmatrix.matrix.workloads.sessions import CAPACITY, EARLIER, LATER, MORE, PAST_CONTEXT, REPLIES, TIMEOUT
 
 CONTEXT = 4096
 
@@ -81,7 +73,7 @@ def test_nothing_is_sent_beside_a_request_that_is_aborted_in_the_queue():
 
 def test_texts_have_the_lengths_of_their_refusals():
     assert len(tokenizer().encode(PAST_CONTEXT).ids) > CONTEXT
-    assert len(PAST_CONTEXT) < CAPACITY * 3 // 4 < CAPACITY < len(PAST_CAPACITY)
+    assert len(PAST_CONTEXT) < CAPACITY * 3 // 4 < CAPACITY < len(sessions.PAST_CAPACITY)
     cell = Cell.from_id("none.p256.tight.pair.stream")
     wide = next(request for request in attempts(cell.id) if request.refused is Refusal.POOL)
     assert cell.memory_tokens < len(tokenizer().encode(wide.prompt).ids) < CONTEXT // 2

@@ -4,20 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from specmatrix.matrix.zoo import gsm_mini
 from specmatrix.matrix.zoo.evaluate import corpus_rows, split_rows
-from specmatrix.matrix.zoo.gsm_mini import (
-    HELDOUT,
-    LEVELS,
-    TRAINED,
-    final_of,
-    in_form,
-    is_test,
-    problem,
-    problems,
-    prompt_of,
-    write_corpus,
-    write_jsonl,
-)
+from specmatrix.matrix.zoo.gsm_mini import HELDOUT, LEVELS, TRAINED, final_of, in_form, is_test, problem, problems
 from specmatrix.matrix.zoo.registry import CORPUS, CORPUS_FILE, DATA, resolve_path
 from specmatrix.matrix.zoo.registry import HELDOUT as HELDOUT_FILE
 from specmatrix.matrix.zoo.registry import TEST as TEST_FILE
@@ -28,9 +17,9 @@ ANNOTATION = re.compile(r"<<([^=<>]+)=(\d+)>>")
 def test_the_data_files_are_reproducible_and_the_corpus_holds_no_test_question(tmp_path):
     made, rows = tmp_path / "made.jsonl", corpus_rows(DATA)
     for split, file in (("test", TEST_FILE), ("heldout", HELDOUT_FILE)):
-        write_jsonl(made, split_rows(DATA, split))
+        gsm_mini.write_jsonl(made, split_rows(DATA, split))
         assert made.read_bytes() == file.read_bytes()
-    write_corpus(made, rows)
+    gsm_mini.write_corpus(made, rows)
     assert made.read_bytes() == CORPUS_FILE.read_bytes() and resolve_path(CORPUS) == CORPUS_FILE
     assert len(rows) > 50 and not any(is_test(row.question) for row in rows)
 
@@ -77,7 +66,7 @@ def test_a_split_is_known_and_the_mix_moves_the_levels():
         problem(1, "dev", 0, DATA.mix)
     easy = replace(DATA, test_mix=(1.0, 0, 0, 0, 0, 0), test_problems=20)
     assert {row.level for row in split_rows(easy, "test")} == {0}
-    assert prompt_of("Why?") == "Question: Why?\nAnswer:"
+    assert gsm_mini.prompt_of("Why?") == "Question: Why?\nAnswer:"
 
 
 def test_an_answer_in_json_has_the_worked_answers_steps_and_number():

@@ -8,16 +8,8 @@ from dataclasses import asdict
 
 import pytest
 
-from specmatrix.engine.core.draft.suffix_tree import (
-    GIB,
-    ROOT,
-    TEXT_BYTES,
-    TOKEN_BYTES,
-    SuffixCache,
-    SuffixOptions,
-    SuffixTree,
-    Text,
-)
+from specmatrix.engine.core.draft import suffix_tree
+from specmatrix.engine.core.draft.suffix_tree import GIB, ROOT, TOKEN_BYTES, SuffixCache, SuffixOptions, Text
 from specmatrix.matrix.oracles.ngram import Suffixes
 
 WIDE = {"max_spec_offset": 9.0}
@@ -78,7 +70,7 @@ def siblings(tree):
 def test_a_tree_counts_the_windows_of_what_is_left_of_its_texts_in_few_nodes(seed):
     dice = random.Random(seed)
     depth, vocab = dice.choice([1, 2, 3, 5, 8]), dice.choice([1, 2, 3, 5])
-    tree, texts = SuffixTree(depth, dice.random() < 0.5), [Text() for _ in range(4)]
+    tree, texts = suffix_tree.SuffixTree(depth, dice.random() < 0.5), [Text() for _ in range(4)]
     for _ in range(80):
         place = dice.randrange(4)
         for _ in range(dice.randint(1, 4)):
@@ -104,7 +96,7 @@ def nbytes(tree):
 def test_a_request_of_500_tokens_takes_less_than_its_budget_and_no_object_per_token():
     dice = random.Random(0)
     for vocab in (2, 40, 32_000):
-        before, tree = len(gc.get_objects()), SuffixTree(24)
+        before, tree = len(gc.get_objects()), suffix_tree.SuffixTree(24)
         for _ in range(20):
             text = Text()
             for _ in range(500):
@@ -131,7 +123,7 @@ def test_a_text_that_comes_back_is_taken_in_once():
 
 def test_the_oldest_outputs_give_way_before_a_budget_is_exceeded_and_then_the_texts_drafted_for_longest_ago():
     dice, sizes = random.Random(2), []
-    cache = SuffixCache(SuffixOptions(max_gb=(400 * TOKEN_BYTES + 9 * TEXT_BYTES) / GIB), rows=9)
+    cache = SuffixCache(SuffixOptions(max_gb=(400 * TOKEN_BYTES + 9 * suffix_tree.TEXT_BYTES) / GIB), rows=9)
     for key in range(12):
         text = [dice.randrange(9) for _ in range(60)]
         for end in (30, 45, 60):

@@ -5,14 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from specmatrix.engine.core.memory.groups import (
-    FREE,
-    FullAttention,
-    GroupPages,
-    SlidingWindow,
-    page_groups,
-    window_pages,
-)
+from specmatrix.engine.core.memory import groups
+from specmatrix.engine.core.memory.groups import FREE, FullAttention, GroupPages, SlidingWindow, page_groups
 from specmatrix.engine.core.memory.ledger import Ledger, OutOfPages, replay
 from specmatrix.errors import LedgerError
 
@@ -188,7 +182,7 @@ def test_every_law_is_checked(case, law):
     ],
 )
 def test_a_pool_holds_what_all_rows_can_need_but_no_more_than_its_share(asked, pages):
-    assert window_pages(6, pages=90, page_size=4, **{"ratio": 1.0, **asked}) == pages
+    assert groups.window_pages(6, pages=90, page_size=4, **{"ratio": 1.0, **asked}) == pages
 
 
 def stated(*widths: int) -> Ledger:
