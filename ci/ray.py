@@ -24,15 +24,8 @@ from typing import Any, Final
 
 import ray
 from msgspec import structs
-from ray import ObjectRef
-from ray.exceptions import (
-    NodeDiedError,
-    OutOfMemoryError,
-    RayError,
-    RayTaskError,
-    TaskCancelledError,
-    WorkerCrashedError,
-)
+from ray import ObjectRef, exceptions
+from ray.exceptions import NodeDiedError, OutOfMemoryError, RayError, RayTaskError, WorkerCrashedError
 from ray.util.queue import Queue
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -190,7 +183,7 @@ class Tasks:
         try:
             ray.get(reference)
             what = "its task ended without its record"
-        except TaskCancelledError:  # it waited for a node outside those that it avoids
+        except exceptions.TaskCancelledError:  # it waited for a node outside those that it avoids
             what = ""
         except RayError as error:
             what = loss(error, task.node)

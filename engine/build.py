@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from specmatrix.engine import device_step
 from specmatrix.engine.adaptive_policies import installed_policies, policy_of
 from specmatrix.engine.core.config.adaptive_file import inline
 from specmatrix.engine.core.config.asked import GIB, EngineConfig, Facts, Resolved
@@ -22,47 +23,24 @@ from specmatrix.engine.core.observe.rank_agreement import StepDigest
 from specmatrix.engine.core.observe.step_counter import Counters
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.step import StepPlan
+from specmatrix.engine.device import kv_groups
 from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.device.cuda_graphs import CudaGraphs, HostWork
 from specmatrix.engine.device.grammar_masks import CompiledGrammars, GrammarMasks
-from specmatrix.engine.device.kv_groups import (
-    KVGroup,
-    KVGroups,
-    StampedGroups,
-    StateGroup,
-    WindowGroup,
-    routes_of,
-    split,
-)
+from specmatrix.engine.device.kv_groups import KVGroup, KVGroups, StateGroup, WindowGroup, routes_of, split
 from specmatrix.engine.device.logit_rules import LogitRules
 from specmatrix.engine.device.pool import StatePool
 from specmatrix.engine.device.slot_table import SlotTable
 from specmatrix.engine.device.staging import StagingRing
 from specmatrix.engine.device.sync_counter import SyncCounter
-from specmatrix.engine.device_step import (
-    AuditedStep,
-    DeviceExecutor,
-    DeviceStep,
-    GuardedStep,
-    InFlight,
-    RankDigest,
-    Step,
-    StepRunner,
-)
+from specmatrix.engine.device_step import DeviceExecutor, DeviceStep, InFlight, RankDigest, Step, StepRunner
 from specmatrix.engine.loop import Loop
 from specmatrix.engine.memory_budget import afford
 from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.models.loader import facts, load_target
 from specmatrix.engine.models.tokenizer import Detokenizer, Tokenizer
-from specmatrix.engine.spec.builders import (
-    BuildContext,
-    Locate,
-    build_drafter,
-    build_relay,
-    located,
-    named_text,
-    new_pool,
-)
+from specmatrix.engine.spec import builders
+from specmatrix.engine.spec.builders import BuildContext, Locate, build_drafter, located, named_text, new_pool
 from specmatrix.engine.spec.drafter import AgreedDrafts, Drafter, DraftHooks
 from specmatrix.engine.spec.guard import Guard
 from specmatrix.errors import ConfigError, shown
@@ -191,7 +169,7 @@ def _loaded(resolved: Resolved, facts: Facts, setup: EngineSetup) -> BuildContex
 def _executor(context: BuildContext, drafter: Drafter, scheduler: Scheduler, setup: EngineSetup) -> DeviceExecutor:
     """Build the executor and its stack of steps, DeviceStep innermost. With `publish`, results include draft tokens."""
     resolved, device, ranks, audited = context.resolved, context.device, setup.ranks, setup.publish is not None
-    relay = build_relay(context.traits, _rows(resolved), drafter, device)
+    relay = builders.build_relay(context.traits, _rows(resolved), drafter, device)
     guard = _guard(resolved, drafter, context.target, scheduler.steps)
     hooks: DraftHooks = guard or drafter
     agreed = AgreedDrafts(hooks, ranks)
@@ -205,9 +183,9 @@ def _executor(context: BuildContext, drafter: Drafter, scheduler: Scheduler, set
     plain = DeviceStep(context.target, hooks, drafter.capture, context.kv, relay, rules, masks, ranks, rule, ragged)
     step: Step = plain
     if guard is not None:
-        step = GuardedStep(step, guard)
+        step = device_step.GuardedStep(step, guard)
     if audited:
-        step = AuditedStep(step, agreed)
+        step = device_step.AuditedStep(step, agreed)
     return DeviceExecutor(
         plain,
         step,
@@ -238,7 +216,7 @@ def _kv(resolved: Resolved, target: CausalLM) -> KVGroups:
         )
         groups.append(WindowGroup(pool, table, resolved.window or 0) if groups else KVGroup(pool, table))
     states = None if target.state is None else _states(resolved, target, groups[0].table)
-    return (StampedGroups if resolved.kv_stamps else KVGroups)(groups, routes, states)
+    return (kv_groups.StampedGroups if resolved.kv_stamps else KVGroups)(groups, routes, states)
 
 
 def _states(resolved: Resolved, target: CausalLM, writers: SlotTable) -> StateGroup:

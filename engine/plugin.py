@@ -15,14 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, get_type_hints
 
-from specmatrix.engine.core.draft.algorithms import (
-    Check,
-    Topology,
-    Traits,
-    forget_traits,
-    known_algorithms,
-    register_traits,
-)
+from specmatrix.engine.core.draft import algorithms
+from specmatrix.engine.core.draft.algorithms import Check, Topology, Traits, forget_traits, known_algorithms
 from specmatrix.engine.spec.builders import BUILDERS, RELAYS, Build, BuildContext, RelayOf
 from specmatrix.engine.spec.guard import read, restore
 from specmatrix.errors import ConfigError, shown
@@ -54,7 +48,7 @@ def register_algorithm(
     for hook, given in (("check", check), ("relay", relay)):
         if given is not None and not callable(given):
             raise ConfigError(f"algorithm {traits.name}: {hook} must be a function, got {shown(given)}")
-    register_traits(traits, check)
+    algorithms.register_traits(traits, check)
     DEFINED.append(f"algorithm {traits.name}")
     BUILDERS[traits.name] = build
     if relay is not None:

@@ -13,17 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from specmatrix.extras import require
+from specmatrix.reports import schema
 from specmatrix.reports.lengths import positive
-from specmatrix.reports.schema import (
-    CRASH,
-    GATE_STATES,
-    RED_STATES,
-    REFERENCE,
-    UNKNOWN,
-    CellResult,
-    ReportError,
-    is_waived,
-)
+from specmatrix.reports.schema import CRASH, RED_STATES, REFERENCE, UNKNOWN, CellResult, ReportError, is_waived
 from specmatrix.reports.store import Report, check_place, load, replaced
 from specmatrix.reports.wording import count, failure, machine, shorten
 
@@ -193,7 +185,7 @@ def median_seconds(folder: Path, tier: str) -> dict[str, float]:
     mine = rows[rows["tier"] == tier]
     if mine.empty:
         raise ReportError(f"{folder} has no run of tier {tier}")
-    newest = mine[mine["run"].isin(mine["run"].unique()[-NEWEST:]) & mine["state"].isin(GATE_STATES)]
+    newest = mine[mine["run"].isin(mine["run"].unique()[-NEWEST:]) & mine["state"].isin(schema.GATE_STATES)]
     medians: dict[str, float] = newest.groupby("cell")["seconds"].median().dropna().to_dict()
     return medians
 

@@ -25,24 +25,9 @@ from msgspec.structs import replace
 
 from specmatrix.files import opened
 from specmatrix.plain_text import visible
+from specmatrix.reports import schema
 from specmatrix.reports.effective import EffectiveValues
-from specmatrix.reports.schema import (
-    MAX_SAID,
-    PAGES,
-    RED_STATES,
-    REPORT_FILE,
-    SCHEMA,
-    Cause,
-    CellLine,
-    CellRecord,
-    CellResult,
-    End,
-    Header,
-    Json,
-    ReportError,
-    StartRecord,
-    check_cell,
-)
+from specmatrix.reports.schema import MAX_SAID, PAGES, REPORT_FILE, CellResult, End, Header, ReportError, StartRecord
 from specmatrix.reports.wording import shorten
 
 
@@ -133,7 +118,7 @@ def publish(file: BufferedWriter, path: Path) -> None:
     Path(file.name).replace(path)
 
 
-Line: TypeAlias = StartRecord | CellLine
+Line: TypeAlias = StartRecord | schema.CellLine
 PARTIAL_FILE: Final = REPORT_FILE + ".partial"
 # Largest unpacked report that is read: about 700,000 cells.
 MAX_BYTES: Final = 2**29
@@ -168,7 +153,7 @@ class ReportWriter(AbstractContextManager["ReportWriter"]):
         self._began = monotonic()
         self.not_run: Iterable[str] = ()
         self.gpu_seconds: float | EllipsisType | None = ...
-        self.causes: Mapping[str, Cause] = {}
+        self.causes: Mapping[str, schema.Cause] = {}
         self.digest, self._digest = "", sha256()
         first = _encode(header, "the header", _HEADER)
         check_place(directory, REPORT_FILE, PARTIAL_FILE, *PAGES)
@@ -180,7 +165,7 @@ class ReportWriter(AbstractContextManager["ReportWriter"]):
         what = f"cell {cell.id!r}"
         if cell.id in self._cells:
             raise ReportError(f"{what} is in the report twice; a cell is written once")
-        check_cell(cell)
+        schema.check_cell(cell)
         evidence = {name: count for name, count in cell.evidence.items() if count}
         line = replace(
             cell,
@@ -196,7 +181,7 @@ class ReportWriter(AbstractContextManager["ReportWriter"]):
     def close(self) -> Path:
         """Write the end line, rename the partial file to the report, and return its path."""
         if self.gpu_seconds is ...:
-            gpus = len(cast(Sequence[Json], self._header.host.get("gpus") or ()))
+            gpus = len(cast(Sequence[schema.Json], self._header.host.get("gpus") or ()))
             self.gpu_seconds = round((monotonic() - self._began) * gpus, 3) if gpus else None
         self.digest = self._digest.hexdigest()
         end = End(len(self._cells), self._evidence, self.digest, tuple(self.not_run), self.gpu_seconds, self.causes)
@@ -276,7 +261,7 @@ class Report:
         self.path, self.header, self.digest, self.causes = path, header, end.digest, end.causes
         self.evidence, self.not_run, self.gpu_seconds = end.evidence, end.not_run, end.gpu_seconds
         self.starts: Final = [record for record in records if isinstance(record, StartRecord)]
-        self.lines: Final = {record.id: record for record in records if isinstance(record, CellRecord)}
+        self.lines: Final = {record.id: record for record in records if isinstance(record, schema.CellRecord)}
         self._words: dict[int, EffectiveValues] = {}
         if len(self.lines) != end.cells:
             raise ReportError(f"{path} has {len(self.lines)} cells, and its end line says {end.cells}")
@@ -301,7 +286,7 @@ class Report:
 
     def red(self) -> list[str]:
         """Ids of cells in a red state, waived or not, in file order."""
-        return [cell.id for cell in self.lines.values() if cell.state in RED_STATES]
+        return [cell.id for cell in self.lines.values() if cell.state in schema.RED_STATES]
 
     def values(self, cell: str) -> dict[str, str]:
         """Effective axis values of a cell, whatever its state."""
@@ -379,7 +364,7 @@ def load(path: Path | str) -> Report:
 def _read(file: Path, whole: bytes) -> Report:
     """Parse a file's content."""
     begin, last = whole.find(b"\n") + 1 or len(whole), whole.rfind(b"\n", 0, -1) + 1
-    lines, part = memoryview(whole), f"its first line is not the header of a report of schema {SCHEMA}"
+    lines, part = memoryview(whole), f"its first line is not the header of a report of schema {schema.SCHEMA}"
     try:
         header = _HEADER.decode(lines[:begin])
         part = "it has no end line, so it was cut off while it was written or copied"

@@ -13,23 +13,10 @@ from typing import Final, Literal
 
 from msgspec import structs
 
+from specmatrix.reports import schema
 from specmatrix.reports.effective import Value, effective, word
 from specmatrix.reports.lengths import number, positives
-from specmatrix.reports.schema import (
-    NUMBERS,
-    RED_STATES,
-    SCHEMA,
-    SUMMARY_FILE,
-    CellResult,
-    CellState,
-    CheaperStage,
-    CounterDemand,
-    GateResult,
-    GateState,
-    Header,
-    Json,
-    is_waived,
-)
+from specmatrix.reports.schema import NUMBERS, RED_STATES, CellResult, CellState, GateResult, GateState, Header, Json
 from specmatrix.reports.stats import NORMAL, POWER, Z95, detectable_drop, zero_count_bound
 from specmatrix.reports.store import Report, write_text
 from specmatrix.reports.wording import count, duration
@@ -123,7 +110,9 @@ class CounterChange:
         return tuple(f"{count(len(names), 'counter')} {word} hit: {', '.join(names)}" for word, names in rows if names)
 
 
-def judge_counters(demand: CounterDemand | None, stage: str, cells: int, hits: Mapping[str, int]) -> CounterVerdict:
+def judge_counters(
+    demand: schema.CounterDemand | None, stage: str, cells: int, hits: Mapping[str, int]
+) -> CounterVerdict:
     """Check a run of `cells` supported cells by the sum of their counters; runs with fewer cells than `demand` requires
     are not checked."""
     if demand is None:
@@ -274,7 +263,7 @@ class Cost:
     core_seconds: float
     gpu_seconds: float
     engine_starts: int
-    cheaper: CheaperStage | None
+    cheaper: schema.CheaperStage | None
 
     @property
     def message(self) -> str:
@@ -375,7 +364,7 @@ class Summary:
     def to_json(self) -> dict[str, Json]:
         """The stable form of `summary.json`."""
         return {
-            "schema": SCHEMA,
+            "schema": schema.SCHEMA,
             "cells": self.cells,
             **{key: self.states[state] for state, key in STATE_KEYS.items()},
             "waived": self.waived,
@@ -401,7 +390,7 @@ def summarise(report: Report) -> Summary:
     waived = 0
     seconds = 0.0
     for cell in report:
-        if cell.state in RED_STATES and is_waived(cell, report.header.created):
+        if cell.state in RED_STATES and schema.is_waived(cell, report.header.created):
             waived += 1
         else:
             states[cell.state] += 1
@@ -421,6 +410,6 @@ def summarise(report: Report) -> Summary:
 
 def write_summary(summary: Summary, directory: Path) -> Path:
     """Write `directory/summary.json` whole or not at all; returns its path. Raises ReportError."""
-    path = directory / SUMMARY_FILE
+    path = directory / schema.SUMMARY_FILE
     write_text(path, json.dumps(summary.to_json(), indent=2) + "\n")
     return path

@@ -8,24 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from specmatrix.engine.models import draft_config
 from specmatrix.engine.models.config_reader import MAX_LAYERS, ConfigReader, read_json
 from specmatrix.engine.models.deepseek.config import MLAConfig, MoEConfig, read_mla, read_moe
-from specmatrix.engine.models.draft_config import (
-    BLOCK_ARCHITECTURES,
-    DRAFT_ARCHITECTURES,
-    TOWERS,
-    DraftConfig,
-    flat_config,
-    read_draft,
-    read_mask_token,
-)
-from specmatrix.engine.models.qwen3_next.config import (
-    HYBRID_ARCHITECTURES,
-    DeltaNetConfig,
-    read_delta_nets,
-    read_experts,
-    read_rotated,
-)
+from specmatrix.engine.models.draft_config import TOWERS, DraftConfig, flat_config, read_draft, read_mask_token
+from specmatrix.engine.models.qwen3_next import config
+from specmatrix.engine.models.qwen3_next.config import HYBRID_ARCHITECTURES, DeltaNetConfig, read_experts, read_rotated
 from specmatrix.engine.models.rope import RopeConfig, check_frequencies
 from specmatrix.errors import ConfigError, shown
 
@@ -38,7 +26,7 @@ TARGET_ARCHITECTURES: Final = (
 )
 CONFIG: Final = "config.json"
 # Architectures that normalise each query and key head before rotation.
-HEAD_NORM_ARCHITECTURES: Final = ("Qwen3ForCausalLM", *BLOCK_ARCHITECTURES, *HYBRID_ARCHITECTURES)
+HEAD_NORM_ARCHITECTURES: Final = ("Qwen3ForCausalLM", *draft_config.BLOCK_ARCHITECTURES, *HYBRID_ARCHITECTURES)
 # Fields that change a layer's arithmetic; this engine supports none of them.
 UNSUPPORTED_SWITCHES: Final = ("attention_bias", "mlp_bias", "quantization_config")
 # Accepted values of `dtype`; the dtype of each tensor is read from its file.
@@ -159,7 +147,7 @@ class _ModelConfigReader(ConfigReader):
         rotated = read_rotated(architecture, self, head_dim)
         check_frequencies(rope, rotated or head_dim, str(self.file))
         experts = read_moe(architecture, self) or read_experts(architecture, self)
-        delta = read_delta_nets(architecture, self)
+        delta = config.read_delta_nets(architecture, self)
         self._check_unused()
         return ModelConfig(
             architecture=architecture,
@@ -196,7 +184,7 @@ class _ModelConfigReader(ConfigReader):
         self.flag("use_sliding_window", False)
 
     def _architecture(self) -> str:
-        allowed = TARGET_ARCHITECTURES + DRAFT_ARCHITECTURES
+        allowed = TARGET_ARCHITECTURES + draft_config.DRAFT_ARCHITECTURES
         names = self.raw.get("architectures")
         if not isinstance(names, list) or len(names) != 1 or names[0] not in allowed:
             raise ConfigError(

@@ -16,31 +16,10 @@ from specmatrix import __version__
 from specmatrix.engine.api import Output, Prompt
 from specmatrix.engine.core.config.asked import Resolved
 from specmatrix.engine.core.schedule.request import SamplingParams
-from specmatrix.engine.server import limits
+from specmatrix.engine.server import limits, responses
 from specmatrix.engine.server.engine_thread import EngineThread, SessionTurn, Submission, Ticket, failure
-from specmatrix.engine.server.limits import (
-    REFERENCE,
-    JsonBody,
-    NativeErrorBody,
-    Stopping,
-    absent,
-    body_of,
-    decoded,
-    documented,
-    read,
-    takes,
-)
-from specmatrix.engine.server.responses import (
-    DONE,
-    EventStream,
-    built,
-    event,
-    finished,
-    json_answer,
-    merged,
-    number,
-    unless_gone,
-)
+from specmatrix.engine.server.limits import REFERENCE, JsonBody, Stopping, absent, body_of, decoded, read, takes
+from specmatrix.engine.server.responses import DONE, built, event, finished, json_answer, merged, number, unless_gone
 from specmatrix.engine.server.sampling import Ids, NativeSampling, engine_params, prompts_of, refuse
 from specmatrix.errors import RequestError
 
@@ -213,7 +192,7 @@ def _tops(pairs: Sequence[tuple[int, float]], decode: Callable[[int], str | None
 
 def native_router(engine: EngineThread, model: str) -> APIRouter:
     """The router of these endpoints. model: the model's path."""
-    router = APIRouter(responses=documented(NativeErrorBody))
+    router = APIRouter(responses=limits.documented(limits.NativeErrorBody))
 
     def whole(body: GenerateBody, ticket: Ticket, output: Output, ask: Submission) -> dict[str, Any]:
         info = meta_info(ticket, output, body.decode(engine))
@@ -260,7 +239,7 @@ def native_router(engine: EngineThread, model: str) -> APIRouter:
         batch = body.prompts()[1] or len(asks) > 1
         tickets = await unless_gone(http, engine.submit(asks))
         if body.stream:
-            return EventStream(engine, tickets, events(body, asks, tickets, batch))
+            return responses.EventStream(engine, tickets, events(body, asks, tickets, batch))
         each = [*zip(tickets, await finished(http, engine, tickets), asks, strict=True)]
         return await json_answer(lambda: [whole(body, *one) for one in each] if batch else whole(body, *each[0]))
 

@@ -13,21 +13,12 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 
 from specmatrix.engine.api import Output, Prompt
+from specmatrix.engine.server import responses
 from specmatrix.engine.server.chat_template import ChatTemplate
 from specmatrix.engine.server.engine_thread import EngineThread, Submission, Ticket, failure
 from specmatrix.engine.server.limits import NoSuchModel, OpenAIErrorBody, body_of, documented, read, status_of, takes
 from specmatrix.engine.server.openai_bodies import ChatBody, CompletionBody, OpenAICommon
-from specmatrix.engine.server.responses import (
-    DONE,
-    EventStream,
-    built,
-    event,
-    finished,
-    json_answer,
-    merged,
-    number,
-    unless_gone,
-)
+from specmatrix.engine.server.responses import DONE, built, event, finished, json_answer, merged, number, unless_gone
 from specmatrix.engine.server.sampling import engine_params, prompts_of, refuse
 from specmatrix.errors import RequestError, shown
 
@@ -86,7 +77,7 @@ class Answering:
             decode = engine.tokenizer.decode
             self.echoed = await built(lambda: [decode(ticket.request.prompt) for ticket in self.tickets])
         if body.stream:
-            return EventStream(engine, self.tickets, self.events())
+            return responses.EventStream(engine, self.tickets, self.events())
         outputs = await finished(http, engine, self.tickets)
         return await json_answer(lambda: self.whole(outputs))
 

@@ -27,15 +27,8 @@ from specmatrix.engine.device.pool import KVLayout, KVPool
 from specmatrix.engine.device.relay import DraftState, DraftStateSpec, Relay
 from specmatrix.engine.device.sampling import SamplingRows, drawn_drafts, law_of
 from specmatrix.engine.device.token_tables import GrammarRows
-from specmatrix.engine.spec.drafter import (
-    DraftTree,
-    VerifyResult,
-    confidence,
-    confident_nodes,
-    followed,
-    shared_chain,
-    shift_left,
-)
+from specmatrix.engine.spec import drafter
+from specmatrix.engine.spec.drafter import DraftTree, VerifyResult, confidence, followed, shared_chain, shift_left
 from specmatrix.kernels.argmax import argmax
 from specmatrix.kernels.expand_topk import expand_topk
 from specmatrix.kernels.select_tree import select_tree
@@ -169,7 +162,7 @@ class AutoregressiveDrafter:
                 sure.append(confidence(logits))
         q = torch.cat([law for law in laws if law is not None], 1) if rows else None
         return shared_chain(
-            torch.cat(tokens, 1), q, confident_nodes(torch.cat(sure, 1), self.threshold) if sure else None
+            torch.cat(tokens, 1), q, drafter.confident_nodes(torch.cat(sure, 1), self.threshold) if sure else None
         )
 
     def _drawn(

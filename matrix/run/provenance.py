@@ -34,25 +34,8 @@ from specmatrix.matrix.subjects.engine_process import EngineFailed
 from specmatrix.matrix.subjects.protocol import Capability, EngineCommand, RunningEngine, Stalled, Subject
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.zoo.registry import TARGETS, TEST, oracle_file, zoo_hash
-from specmatrix.reports.schema import (
-    ADDRESS,
-    REFERENCE,
-    UNKNOWN,
-    CellRecord,
-    CellResult,
-    CellState,
-    CounterDemand,
-    FailingRequest,
-    GateResult,
-    Header,
-    Json,
-    ReasonRecord,
-    RewriteRecord,
-    StartRecord,
-    SubjectRecord,
-    WaiverRule,
-    check_cell,
-)
+from specmatrix.reports import schema
+from specmatrix.reports.schema import REFERENCE, CellResult, CellState, Header, Json, StartRecord, SubjectRecord
 
 ROOT: Final = HOME
 PACKAGES: Final = ("torch", "transformers")
@@ -64,7 +47,7 @@ def run_header(
     seed: int,
     gates: Iterable[Gate],
     subject: Subject | None = None,
-    waivers: tuple[WaiverRule, ...] = (),
+    waivers: tuple[schema.WaiverRule, ...] = (),
 ) -> Header:
     """The header of a run that starts now on this machine. subject: None for the reference engine."""
     described = SubjectRecord(REFERENCE, __version__, tuple(Capability)) if subject is None else subject_record(subject)
@@ -95,7 +78,7 @@ def web_address(remote: str) -> str:
     found = re.fullmatch(r"(?:https://|ssh://)(?:[^@/]*@)?([\w.-]+)(?::\d+)?/(.+?)(?:\.git)?/?", remote)
     found = found or re.fullmatch(r"[\w.-]+@([\w.-]+):(.+?)(?:\.git)?/?", remote)
     address = f"https://{found[1]}/{found[2]}" if found else ""
-    return address if re.fullmatch(ADDRESS, address) else ""
+    return address if re.fullmatch(schema.ADDRESS, address) else ""
 
 
 def installed_versions() -> dict[str, str]:
@@ -142,7 +125,7 @@ def files_hash(paths: Iterable[Path]) -> str:
 def _commit() -> str:
     """The commit of this checkout, or the version of an installation, which holds the packages itself."""
     installed = not (ROOT / "specmatrix").is_dir()
-    return f"v{__version__}" if installed else _git("rev-parse", "HEAD") or UNKNOWN
+    return f"v{__version__}" if installed else _git("rev-parse", "HEAD") or schema.UNKNOWN
 
 
 def _git(*words: str) -> str:
@@ -162,7 +145,7 @@ def _version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return UNKNOWN
+        return schema.UNKNOWN
 
 
 def _cpu() -> str:
@@ -179,14 +162,14 @@ def _cpu() -> str:
 STAGE: Final = "nightly"
 
 
-def demanded(stage: str, gpus: int) -> CounterDemand | None:
+def demanded(stage: str, gpus: int) -> schema.CounterDemand | None:
     """The counters that a run of the stage's cells on `gpus` GPUs must hit; None if the stage, or a tier of several
     GPUs, has too few cells to hit all."""
     if stage != STAGE or gpus > 1:
         return None
     cells = len(of_gpus(stage_cells(stage), gpus))
     never = (*ZERO, *(RANKS if gpus else GPU))
-    return CounterDemand(tuple(name for name in COUNTERS if name not in never), ZERO, cells)
+    return schema.CounterDemand(tuple(name for name in COUNTERS if name not in never), ZERO, cells)
 
 
 LAST_FRAMES: Final = 3
@@ -206,7 +189,7 @@ def judged(
     engine: RunningEngine | None = None,
     evidence: Mapping[str, int] | None = None,
     command: EngineCommand | None = None,
-    first_red: FailingRequest | None = None,
+    first_red: schema.FailingRequest | None = None,
 ) -> CellResult:
     """The record of a cell with gate outcomes; NOT MEASURED without any."""
     states = {outcome.state for outcome in outcomes}
@@ -220,7 +203,7 @@ def judged(
 def with_outcome(result: CellResult, outcome: Outcome) -> CellResult:
     """The record of a cell that passed, with the outcome of one more gate."""
     made = structs.replace(result, state=outcome.state.value, gates=(*result.gates, _gate(outcome)))
-    check_cell(made)
+    schema.check_cell(made)
     return made
 
 
@@ -230,7 +213,7 @@ def crashed(
     command: EngineCommand | None = None,
     engine: RunningEngine | None = None,
     evidence: Mapping[str, int] | None = None,
-    first_red: FailingRequest | None = None,
+    first_red: schema.FailingRequest | None = None,
 ) -> CellResult:
     """The record of a cell whose run raised: FAIL for an EngineBug, which the engine detected itself, for a request of
     the cell that the engine refused or gave numbers that are not finite, for a baseline that never ends, and for an
@@ -268,7 +251,7 @@ def record(
     increments during its requests. command: the translated cell, None for the reference engine."""
     cell, asked = prepared.cell, asdict(prepared.configuration) if command is None else requested(command)
     start = StartRecord(asked) if engine is None else start_record(asked, engine.resolved, engine.start_hash)
-    made: CellResult = CellRecord(
+    made: CellResult = schema.CellRecord(
         id=cell.id,
         state=state,
         start=start,
@@ -279,15 +262,15 @@ def record(
         gates=tuple(_gate(outcome) for outcome in outcomes),
         error=error,
     )
-    check_cell(made)
+    schema.check_cell(made)
     return made
 
 
 def start_record(asked: Mapping[str, Any], resolved: Mapping[str, Any], start_hash: str) -> StartRecord:
     """An engine start, whose reasons and rewrites are among the resolved values."""
     left = dict(resolved)
-    reasons = tuple(ReasonRecord(**reason) for reason in left.pop("reasons", ()))
-    rewrites = tuple(RewriteRecord(**rewrite) for rewrite in left.pop("rewrites", ()))
+    reasons = tuple(schema.ReasonRecord(**reason) for reason in left.pop("reasons", ()))
+    rewrites = tuple(schema.RewriteRecord(**rewrite) for rewrite in left.pop("rewrites", ()))
     return StartRecord(asked, left, start_hash, reasons, rewrites)
 
 
@@ -297,9 +280,11 @@ def requested(command: EngineCommand) -> dict[str, Any]:
     return {**command.flags, **models}
 
 
-def _gate(outcome: Outcome) -> GateResult:
+def _gate(outcome: Outcome) -> schema.GateResult:
     numbers = {name: "none" if number is None else number for name, number in outcome.numbers.items()}
-    return GateResult(outcome.gate, outcome.state.value, numbers, outcome.interval, outcome.message, outcome.accept)
+    return schema.GateResult(
+        outcome.gate, outcome.state.value, numbers, outcome.interval, outcome.message, outcome.accept
+    )
 
 
 # Characters kept of a traceback's end, where the cause is.

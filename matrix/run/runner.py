@@ -35,20 +35,10 @@ from specmatrix.matrix.run.provenance import BaselineError, crashed, judged, rec
 from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.run.running_cells import judges
 from specmatrix.matrix.run.waivers import waive
+from specmatrix.matrix.subjects import protocol
 from specmatrix.matrix.subjects.engine_process import EngineProcess, start_engine
 from specmatrix.matrix.subjects.http.endpoint import Endpoint
-from specmatrix.matrix.subjects.protocol import (
-    Capability,
-    Diverged,
-    EngineCommand,
-    Run,
-    RunningEngine,
-    Served,
-    Stalled,
-    Subject,
-    SubjectRequest,
-    Unsupported,
-)
+from specmatrix.matrix.subjects.protocol import EngineCommand, Run, RunningEngine, Served, Stalled, Subject, Unsupported
 from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.translations import translated
 from specmatrix.matrix.workloads.build import workload
@@ -209,7 +199,7 @@ class Runner:
         try:
             history = self._served if self.subject.profile.restarts else None
             run = run_requests(engine, prepared.requests, self.subject.profile.capabilities, history, command)
-        except Diverged as found:  # Diverged ranks return no answers to judge.
+        except protocol.Diverged as found:  # Diverged ranks return no answers to judge.
             self._drop()
             return judged(prepared, [self.divergence(prepared, found.agreement)], engine)
         except Stalled as stalled:  # It would never return answers; the next cell gets a new engine.
@@ -278,7 +268,7 @@ class Runner:
         """The gates that judge a cell. Gates that need a capability which the subject lacks are listed in the report's
         head instead. A CPU has no resources of a GPU."""
         gpus = find_tier(self.tier).gpus
-        claims = self.subject.profile.capabilities - (set() if gpus else {Capability.RESOURCES})
+        claims = self.subject.profile.capabilities - (set() if gpus else {protocol.Capability.RESOURCES})
         return [
             gate
             for gate in self.gates
@@ -350,7 +340,7 @@ def resumed(
     """Compute `Run.resumed` for a run without drafts, or one without such a baseline: rerun each request from the
     oracle's token wherever it deviates by a tie. Only requests without a history are in the oracle."""
     target, found = plain.cell.target, dict[str, list[tuple[int, tuple[int, ...]]]]()
-    asks = {ask.id: ask for ask in command.asks if isinstance(ask, SubjectRequest)}
+    asks = {ask.id: ask for ask in command.asks if isinstance(ask, protocol.SubjectRequest)}
     answers, half = {answer.name: answer for answer in run.answers}, in_half(run)
     for request in run.requests:
         ask, start, got = asks.get(request.name), 0, answers[request.name].output_ids

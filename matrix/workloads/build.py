@@ -19,13 +19,8 @@ from typing import Any, Final
 from zlib import crc32
 
 from specmatrix.matrix.cells.cell import HYBRIDS, SHORT_CONTEXT, TIGHT_TOKENS, Cell, session_retract
-from specmatrix.matrix.workloads.boundaries import (
-    CROWD,
-    fill_context,
-    with_both_rounds,
-    with_end_inside,
-    within_answers,
-)
+from specmatrix.matrix.workloads import boundaries
+from specmatrix.matrix.workloads.boundaries import CROWD, fill_context, with_end_inside, within_answers
 from specmatrix.matrix.workloads.grammars import constrained
 from specmatrix.matrix.workloads.neighbours import alternating
 from specmatrix.matrix.workloads.predicted import Prediction, predict, shape_of
@@ -181,7 +176,7 @@ def _revealing(cell: Cell, requests: list[RequestSpec], ask: Callable[[int, int]
         (place, with_end_inside([ask(place, index)], cell, guess)[0])
         for place, index in sorted(product(places, fresh), key=lambda one: text_lengths(one[1])[1], reverse=True)
     )
-    return with_both_rounds(with_end_inside(requests, cell, guess), guess, others)
+    return boundaries.with_both_rounds(with_end_inside(requests, cell, guess), guess, others)
 
 
 def aborted_late(cell: Cell) -> bool:

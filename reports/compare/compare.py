@@ -10,17 +10,9 @@ from typing import Final
 
 import msgspec
 
+from specmatrix.reports.compare import cell_state
 from specmatrix.reports.compare.acknowledge import Acknowledged, Acknowledgement
-from specmatrix.reports.compare.cell_state import (
-    CellChange,
-    ChangeState,
-    ComparedReport,
-    Comparison,
-    Effect,
-    Factor,
-    Mismatch,
-    RewriteChange,
-)
+from specmatrix.reports.compare.cell_state import CellChange, ChangeState, ComparedReport, Comparison, Effect, Factor
 from specmatrix.reports.compare.cells import Context, compare_cell, lost_cell, new_cell
 from specmatrix.reports.compare.comparability import incomparable_gates, mismatches, threshold_changes, waiver_changes
 from specmatrix.reports.compare.coverage import coverage_change
@@ -157,7 +149,7 @@ def _urgency(change: CellChange) -> tuple[bool, int, str, str]:
     return not change.red, rank, change.cause, change.id
 
 
-def _reasons(changes: Iterable[CellChange], rewrites: Iterable[RewriteChange]) -> tuple[str, ...]:
+def _reasons(changes: Iterable[CellChange], rewrites: Iterable[cell_state.RewriteChange]) -> tuple[str, ...]:
     """Why the comparison is red, one sentence per state."""
     red = Counter(change.state for change in changes if change.red)
     words = {
@@ -175,7 +167,7 @@ def _reasons(changes: Iterable[CellChange], rewrites: Iterable[RewriteChange]) -
     )
 
 
-def _other_cells(found: tuple[Mismatch, ...]) -> list[str]:
+def _other_cells(found: tuple[cell_state.Mismatch, ...]) -> list[str]:
     """The reason for which two runs have different cells, if tier or stage differ."""
     return [f"the {m.name}s differ, base ran {m.base} and head {m.head}" for m in found if m.name in ("tier", "stage")]
 

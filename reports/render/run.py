@@ -11,31 +11,15 @@ from typing import Final, NamedTuple
 from msgspec import to_builtins
 from msgspec.structs import asdict
 
+from specmatrix.reports import schema
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.effective import effective
 from specmatrix.reports.groups import RedGroup, failure_name, red_groups
 from specmatrix.reports.lengths import positive
+from specmatrix.reports.render import plots
 from specmatrix.reports.render.markup import html, markdown
-from specmatrix.reports.render.plots import (
-    Point,
-    acceptance_plot,
-    acceptance_point,
-    accuracy_plot,
-    accuracy_point,
-    glyph,
-)
-from specmatrix.reports.schema import (
-    GATE_STATES,
-    GATES,
-    MARKDOWN_FILE,
-    PAGE_FILE,
-    RED_STATES,
-    CellResult,
-    Header,
-    Json,
-    is_red,
-    is_waived,
-)
+from specmatrix.reports.render.plots import Point, acceptance_plot, accuracy_plot, accuracy_point, glyph
+from specmatrix.reports.schema import GATE_STATES, GATES, PAGE_FILE, RED_STATES, CellResult, Header, Json, is_red
 from specmatrix.reports.speed import speed_text
 from specmatrix.reports.store import Report, write_text
 from specmatrix.reports.summary import STATE_KEYS, Summary, summarise, write_summary
@@ -188,7 +172,7 @@ def write_run(report: Report) -> RunView:
     """
     run = view(report)
     directory = report.path.parent
-    texts = {MARKDOWN_FILE: run_markdown(run), PAGE_FILE: run_page(run)}
+    texts = {schema.MARKDOWN_FILE: run_markdown(run), PAGE_FILE: run_page(run)}
     write_summary(run.summary, directory)
     for name, text in texts.items():
         write_text(directory / name, text)
@@ -250,7 +234,7 @@ def _allowed(run: RunView) -> tuple[float, float] | None:
 def _rows(
     shown: Sequence[CellResult], values: Sequence[dict[str, str]], gates: Sequence[str], today: str
 ) -> list[_TableRow]:
-    points = [acceptance_point(cell) for cell in shown]
+    points = [plots.acceptance_point(cell) for cell in shown]
     measured = [point for point in points if point is not None]
     low, high = min((p.low for p in measured), default=0.0), max((p.high for p in measured), default=1.0)
     rows = []
@@ -274,7 +258,7 @@ def _rows(
 def _waiver(cell: CellResult, today: str) -> str:
     if cell.state not in RED_STATES or cell.waived is None:
         return ""
-    return "waived" if is_waived(cell, today) else "waiver expired"
+    return "waived" if schema.is_waived(cell, today) else "waiver expired"
 
 
 def _note(cell: CellResult) -> str:
