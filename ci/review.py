@@ -15,16 +15,8 @@ from specmatrix.matrix.cover.selection import base_name
 from specmatrix.matrix.run.executed_lines import changed_lines, suspects
 from specmatrix.plain_text import as_given
 from specmatrix.reports.compare import compare, read_acknowledgements
-from specmatrix.reports.render.review import (
-    Annotation,
-    LostRun,
-    Review,
-    check_run,
-    comment,
-    marked,
-    verdict,
-    workflow_commands,
-)
+from specmatrix.reports.render import review as rendered
+from specmatrix.reports.render.review import Annotation, LostRun, Review
 from specmatrix.reports.render.run import view
 from specmatrix.reports.schema import REFERENCE, ReportError
 from specmatrix.reports.store import Report, check_place, held, load, write_text
@@ -70,8 +62,8 @@ def review(
     lines = () if diff is None else lines_of(reviews, diff)
     if out is not None:
         with held(out):
-            write_text(out / COMMENT_FILE, comment(reviews, link, lost))
-            write_text(out / CHECK_FILE, json.dumps(check_run(reviews, link, lines, lost), indent=1) + "\n")
+            write_text(out / COMMENT_FILE, rendered.comment(reviews, link, lost))
+            write_text(out / CHECK_FILE, json.dumps(rendered.check_run(reviews, link, lines, lost), indent=1) + "\n")
     for run_name, why in lost:
         print(f"{run_name}: red, no report: {why}")
     for each in reviews:
@@ -79,9 +71,9 @@ def review(
         print(said.replace("\n", " "))
     for line in lines:
         print(f"{line.path}:{line.line}: {line.message}")
-    for command in workflow_commands(marked(reviews, lines, lost)) if annotate else ():
+    for command in rendered.workflow_commands(rendered.marked(reviews, lines, lost)) if annotate else ():
         print(command, file=as_given(sys.stdout))
-    return int(verdict(reviews, lost) != "green")
+    return int(rendered.verdict(reviews, lost) != "green")
 
 
 def lines_of(reviews: Sequence[Review], diff: Path) -> list[Annotation]:

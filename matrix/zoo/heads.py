@@ -23,18 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specmatrix.matrix.zoo.net import (
-    Attend,
-    CausalNet,
-    Layer,
-    RMSNorm,
-    Table,
-    by_row,
-    initialise,
-    rope_table,
-    rotate,
-    widened,
-)
+from specmatrix.matrix.zoo import net as nets
+from specmatrix.matrix.zoo.net import Attend, Layer, RMSNorm, Table, initialise, rope_table, widened
 from specmatrix.matrix.zoo.registry import Recipe, Shape
 
 
@@ -56,7 +46,7 @@ class LanguageHead:
     """A language model as a draft head, which reads no states; its mask tokens are `mask_id`, None if it drafts one
     token after the other."""
 
-    def __init__(self, net: CausalNet, mask_id: int | None) -> None:
+    def __init__(self, net: nets.CausalNet, mask_id: int | None) -> None:
         self.net, self.shape = net, net.shape
         self.mask = None if mask_id is None else (mask_id, torch.zeros(0))
 
@@ -68,7 +58,7 @@ class LanguageHead:
         """The unchanged `hidden`, and logits [B, T, V] for tokens [B, T]."""
         x = self.net.model.embed_tokens(tokens)
         for layer in self.net.model.layers:
-            x = layer(x, position_embeddings=by_row(table), attend=attend)
+            x = layer(x, position_embeddings=nets.by_row(table), attend=attend)
         return hidden, self.net.lm_head(self.net.model.norm(x))
 
 
@@ -291,7 +281,7 @@ class DflashNet(nn.Module):
                 widened(torch.cat((old, new.to(old.dtype)), 2), self.shape.num_attention_heads)
                 for old, new in zip(before, own, strict=True)
             )
-            q = rotate(attention.queries(normed), over_blocks).to(k.dtype)
+            q = nets.rotate(attention.queries(normed), over_blocks).to(k.dtype)
             x = x + finish(attention.merge(F.scaled_dot_product_attention(q, k, v, attn_mask=seen)))
             normed, finish = self.around(layer, "mlp", layer.post_attention_layernorm(x), length)
             x = x + finish(layer.mlp(normed))

@@ -36,15 +36,14 @@ from specmatrix.matrix.zoo.registry import CHECKPOINTS, CLOSE, RECIPES, TEST, ma
 from specmatrix.matrix.zoo.tokenizer import EOS_ID
 
 TokenPath = tuple[int, ...]
+States = Sequence[Sequence[Tensor]]  # a head's inputs along each path
 Shape = tuple[int, int, int]  # steps, topk, draft tokens
 
 
 class OracleDraft(Protocol):
     """Computes states and logits of one sequence after the pairs of slots 0..L-1 and the drafts of a path."""
 
-    def after(
-        self, known: Sequence[int], paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
-    ) -> tuple[Tensor, Tensor]:
+    def after(self, known: Sequence[int], paths: Sequence[TokenPath], states: States) -> tuple[Tensor, Tensor]:
         """State [n, ...] and logits [n, Vd] for n paths of equal length, each behind its L of `known`; `states`: inputs
         per path."""
         ...
@@ -78,9 +77,7 @@ class HeadDraft(OracleDraft):
         self._text[index] = k, v
         return whole(index, q, k, v)
 
-    def after(
-        self, known: Sequence[int], paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
-    ) -> tuple[Tensor, Tensor]:
+    def after(self, known: Sequence[int], paths: Sequence[TokenPath], states: States) -> tuple[Tensor, Tensor]:
         slots, depth = torch.tensor(known), len(paths[0])
         if not depth:
             return self._states[slots - 1], self._logits[slots - 1]
@@ -122,9 +119,7 @@ class RotatedDraft(OracleDraft):
         table, hidden = rope_table(heads[0].shape, torch.arange(slots)), heads[0].features(captured)[None, :slots]
         self._first = heads[0].step(torch.tensor([tokens[1:]]), hidden, table, whole)
 
-    def after(
-        self, known: Sequence[int], paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
-    ) -> tuple[Tensor, Tensor]:
+    def after(self, known: Sequence[int], paths: Sequence[TokenPath], states: States) -> tuple[Tensor, Tensor]:
         rows, last, depth = torch.arange(len(known)), torch.tensor(known) - 1, len(paths[0])
         if not depth:
             state, logits = self._first
@@ -153,9 +148,7 @@ class BlockDraft(OracleDraft):
         hidden = torch.stack([self.blocks[one][: len(paths[0]) + 1] for one in known])
         return hidden, torch.cat((self.tokens[0, known][:, None], torch.tensor(paths, dtype=torch.int64)), 1)
 
-    def after(
-        self, known: Sequence[int], paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
-    ) -> tuple[Tensor, Tensor]:
+    def after(self, known: Sequence[int], paths: Sequence[TokenPath], states: States) -> tuple[Tensor, Tensor]:
         del states
         hidden, previous = self._behind(known, paths)
         return torch.zeros(len(paths), 0), self.net.corrected(hidden[:, -1], previous[:, -1])
@@ -166,9 +159,7 @@ class SparkDraft(BlockDraft):
 
     net: DsparkNet
 
-    def after(
-        self, known: Sequence[int], paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
-    ) -> tuple[Tensor, Tensor]:
+    def after(self, known: Sequence[int], paths: Sequence[TokenPath], states: States) -> tuple[Tensor, Tensor]:
         del states
         return torch.zeros(len(paths), 0), self.net.corrected(*self._behind(known, paths))[:, -1]
 
