@@ -20,19 +20,9 @@ import pytest
 
 from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.reports import store
+from specmatrix.reports import schema, store
 from specmatrix.reports.history import add, flaky, read
-from specmatrix.reports.schema import (
-    CellRecord,
-    FailingRequest,
-    GateResult,
-    ReasonRecord,
-    RewriteRecord,
-    StartRecord,
-    Token,
-    Waiver,
-    WaiverRule,
-)
+from specmatrix.reports.schema import CellRecord, GateResult, ReasonRecord, StartRecord, Token, Waiver, WaiverRule
 from specmatrix.reports.store import ReportWriter
 from tests.support.made_reports import made_header, write_report
 from tests.support.mutated_json import places
@@ -47,12 +37,12 @@ COMMAND = re.compile(r"^\s*:(?!:error )|##\w*\[", re.MULTILINE)
 def whole_report(folder: Path) -> Path:
     """A report in which nearly every text of a record has a value."""
     rule = WaiverRule("algorithm=ngram", "known", "2026-12-31", "lossless", issue="https://example.org/1")
-    ask = FailingRequest(
+    ask = schema.FailingRequest(
         "lossless", "r0", "prompt", "got", "wanted", 3, 1, (Token(5, "a"),), (Token(6, "b"),), 1, 1, ("verb",), note="n"
     )
     start = StartRecord(
         {"model_path": "m"}, {"dtype": "float32"}, "0" * 12, (ReasonRecord("topk", "1", "why"),),
-        (RewriteRecord("topk", "4", "1", "a reason"),),
+        (schema.RewriteRecord("topk", "4", "1", "a reason"),),
     )  # fmt: skip
     red = GateResult("lossless", "FAIL", {"tokens": 9}, message="3 tokens differ", accept="specmatrix lock")
     cells: dict[str, dict[str, Any]] = {

@@ -6,15 +6,8 @@ import random
 
 import pytest
 import torch
-from transformers import (
-    MinNewTokensLengthLogitsProcessor,
-    MinPLogitsWarper,
-    NoBadWordsLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-)
+import transformers
+from transformers import MinPLogitsWarper, NoBadWordsLogitsProcessor, TemperatureLogitsWarper
 
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.step import PlanRow
@@ -54,9 +47,11 @@ def processed(params: SamplingParams, prompt: int, text: list[int], logits: torc
     """transformers' answer for one node, whose text ends with its own token; penalties over the output by hand."""
     ids, scores = torch.tensor([text]), logits[None].clone()
     if params.logit_bias:
-        scores = SequenceBiasLogitsProcessor({(t,): float(b) for t, b in params.logit_bias.items()})(ids, scores)
+        scores = transformers.SequenceBiasLogitsProcessor({(t,): float(b) for t, b in params.logit_bias.items()})(
+            ids, scores
+        )
     if params.repetition_penalty != 1:
-        scores = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(ids, scores)
+        scores = transformers.RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(ids, scores)
     for token in range(VOCAB):
         times = text[prompt:].count(token)
         scores[0, token] -= params.frequency_penalty * times + params.presence_penalty * (times > 0)
@@ -65,10 +60,10 @@ def processed(params: SamplingParams, prompt: int, text: list[int], logits: torc
         scores = NoBadWordsLogitsProcessor([list(words) for words in params.bad_words_ids], None)(ids, scores)
     if params.allowed_token_ids is not None:
         rest = sorted(set(range(VOCAB)) - set(params.allowed_token_ids))
-        scores = SuppressTokensLogitsProcessor(rest)(ids, scores)
+        scores = transformers.SuppressTokensLogitsProcessor(rest)(ids, scores)
     if params.min_new_tokens:
         stops = sorted(EOS | {*params.stop_token_ids})
-        scores = MinNewTokensLengthLogitsProcessor(prompt, params.min_new_tokens, stops)(ids, scores)
+        scores = transformers.MinNewTokensLengthLogitsProcessor(prompt, params.min_new_tokens, stops)(ids, scores)
     return scores[0]
 
 

@@ -10,25 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import (
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen3_5ForCausalLM,
-    Qwen3_5MoeForCausalLM,
-    Qwen3_5MoeTextConfig,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
-)
+from transformers import LlamaConfig, MistralConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3NextConfig
 from transformers.utils import logging
 
 from specmatrix.engine.device.attention import StepAttention
@@ -98,13 +83,13 @@ SPARSE: dict[str, Any] = HYBRID | {
 }
 # What each architecture is built from: the configuration's class, the model's, and a small shape.
 ARCHITECTURES: dict[str, tuple[type, type, dict[str, Any]]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM, SHAPE),
-    "mistral": (MistralConfig, MistralForCausalLM, SHAPE | {"sliding_window": 11}),
+    "llama": (LlamaConfig, transformers.LlamaForCausalLM, SHAPE),
+    "mistral": (MistralConfig, transformers.MistralForCausalLM, SHAPE | {"sliding_window": 11}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, QWEN3),
-    "deepseek": (DeepseekV3Config, DeepseekV3ForCausalLM, DEEPSEEK),
-    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM, SPARSE),
-    "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, HYBRID),
-    "qwen3_5_moe": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM, SPARSE),
+    "deepseek": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM, DEEPSEEK),
+    "qwen3_next": (Qwen3NextConfig, transformers.Qwen3NextForCausalLM, SPARSE),
+    "qwen3_5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM, HYBRID),
+    "qwen3_5_moe": (transformers.Qwen3_5MoeTextConfig, transformers.Qwen3_5MoeForCausalLM, SPARSE),
 }
 EAGLE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"],

@@ -18,17 +18,8 @@ from specmatrix.engine.parallel.group import RankLost
 from specmatrix.errors import ConfigError, LedgerError, NotFiniteError, RequestError
 from specmatrix.matrix.cells.cell import GPU_LIMITS, Cell, asked
 from specmatrix.matrix.gates.gate import Outcome, State
-from specmatrix.matrix.run.provenance import (
-    MAX_TRACEBACK,
-    VERBS,
-    BaselineError,
-    crashed,
-    judged,
-    lost,
-    traceback_of,
-    verb_of,
-    with_outcome,
-)
+from specmatrix.matrix.run import provenance
+from specmatrix.matrix.run.provenance import MAX_TRACEBACK, BaselineError, crashed, judged, lost, traceback_of, verb_of
 from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.subjects.engine_process import EngineFailed
 from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
@@ -156,7 +147,7 @@ def test_a_record_has_what_was_requested_of_a_subject_and_what_its_engine_resolv
     gate = GateResult("schedule", "PASS", {"steps": 3, "first": "none"}, (0, 1), "fine", "make it so")
     seen = (found.state, found.error, found.evidence, found.first_red, found.gates)
     assert seen == ("PASS", None, {"x": 1}, ask, (gate,))
-    again = with_outcome(found, Outcome("speed", State.FAIL, {}, None, "slow"))
+    again = provenance.with_outcome(found, Outcome("speed", State.FAIL, {}, None, "slow"))
     assert again == structs.replace(found, state="FAIL", gates=(gate, GateResult("speed", "FAIL", {}, None, "slow")))
 
 
@@ -184,7 +175,7 @@ def test_the_innermost_verb_of_the_ledger_is_named_and_of_code_outside_the_engin
 
 
 def test_every_verb_is_a_function_of_its_file():
-    for path, verbs in VERBS.items():
+    for path, verbs in provenance.VERBS.items():
         tree = ast.parse((HOME / path).read_text(encoding="utf-8"))
         defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         assert set(verbs) <= defined, path

@@ -3,17 +3,10 @@ import html
 import pytest
 from msgspec.structs import replace
 
+from specmatrix.reports.compare import rewrites
 from specmatrix.reports.compare.acknowledge import Acknowledged, Acknowledgement
 from specmatrix.reports.compare.cell_state import LeftDefault, PathChange
-from specmatrix.reports.compare.rewrites import (
-    PathChanges,
-    choice_changes,
-    explanation,
-    new_rewrites,
-    path_changes,
-    rewrite_changes,
-    signature,
-)
+from specmatrix.reports.compare.rewrites import PathChanges, choice_changes, explanation, path_changes, signature
 from specmatrix.reports.render.comparison import comparison_markdown, comparison_page
 from specmatrix.reports.render.terminal import print_comparison
 from specmatrix.reports.schema import GateResult, ReasonRecord, RewriteRecord
@@ -25,7 +18,7 @@ WHAT = "num_draft_tokens: 6 -> 4"
 
 
 def changes(pairs, acknowledged=NOBODY):
-    return rewrite_changes(pairs, acknowledged, PathChanges())
+    return rewrites.rewrite_changes(pairs, acknowledged, PathChanges())
 
 
 def rows(pairs, acknowledged=NOBODY):
@@ -83,7 +76,7 @@ def test_a_moved_value_is_in_the_ledger_once(make_cell, rewritten):
 
 def test_equal_cells_change_nothing(make_cell, rewritten):
     assert rows([(make_cell("a"), make_cell("a")), (rewritten("b"), rewritten("b"))]) == []
-    assert new_rewrites(rewritten(), rewritten()) == ()
+    assert rewrites.new_rewrites(rewritten(), rewritten()) == ()
 
 
 def test_choices_that_changed_value_or_reason(make_cell):
@@ -107,7 +100,7 @@ def test_a_cell_that_the_machine_lost_has_nothing_in_the_ledger(make_cell, rewri
 def test_a_cell_that_base_lost_is_a_new_one(make_cell, rewritten):
     lost = make_cell("a", state="INFRA", requested={}, resolved=None, reasons=(), gates=())
     assert rows([(lost, rewritten("a"))]) == rows([(None, rewritten("a"))])
-    assert rows([(lost, make_cell("a"))]) == [] and new_rewrites(lost, rewritten("a")) == ()
+    assert rows([(lost, make_cell("a"))]) == [] and rewrites.new_rewrites(lost, rewritten("a")) == ()
 
 
 def test_equal_cells_run_the_same_path(make_cell):
