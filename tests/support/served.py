@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
 from threading import Event, Thread
+from time import monotonic
 from typing import Any
 
 import httpx
@@ -74,24 +75,30 @@ class RunningServer:
         """KV pages of requests and sessions."""
         return int(self.call(self.engine.state)["pages"]["held"])
 
-    def raw(self, path: str, body: str) -> socket.socket:
-        """A connection over which a request was sent, for a client that behaves in its own way."""
+    def connected(self, sent: str) -> socket.socket:
+        """A connection over which this was sent, for a client that behaves in its own way."""
         host, port = self.url.removeprefix("http://").split(":")
         connection = socket.create_connection((host, int(port)), timeout=SECONDS)
-        head = (
-            f"POST {path} HTTP/1.1",
-            "Host: localhost",
-            "Content-Type: application/json",
-            f"Content-Length: {len(body)}",
-        )
-        connection.sendall("\r\n".join((*head, "", body)).encode())
+        connection.sendall(sent.encode())
         return connection
+
+    def raw(self, path: str, body: str) -> socket.socket:
+        """A connection over which a request was sent."""
+        kind = f"Content-Type: application/json\r\nContent-Length: {len(body)}"
+        return self.connected(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{kind}\r\n\r\n{body}")
 
     def stop(self) -> None:
         """Drain, and wait for the end."""
         self.loop.call_soon_threadsafe(self.server.stop)
         self.thread.join(SECONDS)
         assert not self.thread.is_alive()
+
+
+def until(true: Callable[[], object]) -> None:
+    """Wait for the server."""
+    end = monotonic() + SECONDS
+    while not true():
+        assert monotonic() < end
 
 
 def templated(parent: Path, template: str = TEMPLATE) -> Path:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
@@ -26,6 +25,8 @@ from tests.support.served import MODEL, QUESTION, RunningServer, served
 
 KEY = "s3cret"
 LONG = {"temperature": 0, "max_new_tokens": 3000, "ignore_eos": True}
+# The head of a request whose body does not come, with the first character of it.
+HEAD = "POST /generate HTTP/1.1\r\nHost: [::1]\r\n{}Content-Length: 9\r\n\r\n{{"
 STREAM = json.dumps({"text": QUESTION, "sampling_params": LONG, "stream": True})
 
 
@@ -73,10 +74,7 @@ def test_a_body_over_the_limit_is_refused(strict: RunningServer):
 
 def test_a_body_that_does_not_come_is_refused(strict: RunningServer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "BODY_SECONDS", 0.05)
-    host, port = strict.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=30) as slow:
-        head = f"POST /generate HTTP/1.1\r\nHost: [::1]\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 9\r\n\r\n{{"
-        slow.sendall(head.encode())
+    with strict.connected(HEAD.format(f"Authorization: Bearer {KEY}\r\n")) as slow:
         assert b" 408 " in slow.recv(100)
 
 
@@ -109,12 +107,8 @@ def test_a_full_queue_and_too_many_requests_are_refused_with_a_reason(strict: Ru
 
 
 def test_more_connections_than_allowed_are_refused(strict: RunningServer):
-    host, port = strict.url.removeprefix("http://").split(":")
-    head = f"POST /generate HTTP/1.1\r\nHost: [::1]\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 9\r\n\r\n{{"
-    held = [socket.create_connection((host, int(port)), timeout=30) for _ in range(3)]
+    held = [strict.connected(HEAD.format(f"Authorization: Bearer {KEY}\r\n")) for _ in range(3)]
     try:
-        for connection in held:
-            connection.sendall(head.encode())
         while (response := strict.client.get("/v1/models")).status_code == 200:
             pass
         assert response.status_code == 429 and error(response) == "too many requests: 3 being served; allowed: 3"
@@ -167,9 +161,7 @@ def test_a_client_that_neither_sends_nor_reads_does_not_hold_up_the_end(
     monkeypatch.setattr(application_module, "READ_SECONDS", 0.1)
     monkeypatch.setattr(limits, "BODY_SECONDS", 600)
     with served(ServerOptions(port=0, drain_seconds=0.1)) as one:
-        host, port = one.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=30) as slow, one.raw("/generate", STREAM) as deaf:
-            slow.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+        with one.connected(HEAD.format("")), one.raw("/generate", STREAM) as deaf:
             deaf.recv(1)
             one.stop()
         assert one.server.cut_off == 1 and not caplog.text
