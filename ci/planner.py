@@ -97,11 +97,9 @@ class ShardPlan:
     def queue(self) -> list[Group]:
         """The groups of all shards, in order of planned start time."""
         begun = [
-            (begin, place, group)
+            (at, place, group)
             for place, shard in enumerate(self.shards)
-            for begin, group in zip(
-                accumulate((g.seconds for g in shard.groups), initial=0.0), shard.groups, strict=False
-            )
+            for at, group in zip(accumulate((g.seconds for g in shard.groups), initial=0.0), shard.groups, strict=False)
         ]
         return [group for *_, group in sorted(begun, key=lambda one: one[:2])]
 
@@ -122,9 +120,7 @@ def _shard(shard: Shard) -> dict[str, Any]:
         "lane": shard.lane,
         "gpus": list(shard.gpus),
         "seconds": round(shard.seconds, 3),
-        "groups": [
-            {"seconds": round(group.seconds, 3), "cells": [cell.id for cell in group.cells]} for group in shard.groups
-        ],
+        "groups": [{"seconds": round(g.seconds, 3), "cells": [cell.id for cell in g.cells]} for g in shard.groups],
     }
 
 

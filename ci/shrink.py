@@ -289,9 +289,8 @@ def _fewer_values(best: Shrunk) -> bool:
     found = list(best.red(smaller, best.only)) if smaller else []
     if not found:
         return False
-    changed = [
-        {name: value for name, value in cell.values.items() if value != best.cell.values[name]} for cell in found
-    ]
+    old = best.cell.values
+    changed = [{name: value for name, value in cell.values.items() if value != old[name]} for cell in found]
     together = best.cell._replace(**{name: value for each in reversed(changed) for name, value in each.items()})
     if _runs(together, best) and best.takes(together, best.only):
         return True

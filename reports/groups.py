@@ -39,14 +39,9 @@ def common_factors(failing: Sequence[Values], passing: Sequence[Values]) -> tupl
         if axis not in named:
             continue
         # Of conditions that the same cells meet, keep the first; a threshold is more specific than "not this value".
-        rows = {
-            mask: text for text, mask in reversed((*_thresholds(axis, values), *_equalities(axis, values, everything)))
-        }
-        own = [
-            (text, mask)
-            for mask, text in reversed(rows.items())
-            if mask & all_failing == all_failing and mask != everything
-        ]
+        conditions = (*_thresholds(axis, values), *_equalities(axis, values, everything))
+        rows = {mask: text for text, mask in reversed(conditions) if mask != everything}
+        own = [(text, mask) for mask, text in reversed(rows.items()) if mask & all_failing == all_failing]
         # A condition implies any other on its axis whose cells include its own.
         met += [(text, mask) for text, mask in own if not any(one & ~mask == 0 for _, one in own if one != mask)]
     for size in range(1, MAX_CONDITIONS + 1):

@@ -165,9 +165,8 @@ def flaky(rows: DataFrame) -> list[Flaky]:
     flips = judged[judged.groupby([*SAME, "cell"])["passed"].transform("nunique") == 2]
     found: dict[tuple[str, str, str], list[Flaky]] = defaultdict(list)
     for runs in sorted((runs for _, runs in flips.groupby([*SAME, "cell"])), key=lambda runs: runs.index[-1]):
-        cell, subject, version, commit = (
-            _line(runs[name].iloc[-1]) for name in ("cell", "subject", "version", "commit")
-        )
+        latest = runs.iloc[-1]
+        cell, subject, version, commit = (_line(latest[name]) for name in ("cell", "subject", "version", "commit"))
         build = ("" if subject == REFERENCE else f"{version} at ") + commit[:12]
         green, machines = runs["run"][runs["passed"]].iloc[0], runs["machine"].nunique()
         failed = runs[~runs["passed"]]

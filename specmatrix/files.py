@@ -28,9 +28,8 @@ def opened(path: Path) -> BufferedReader:
     """Open a file for reading. Reading from a pipe raises OSError after `PATIENCE` seconds without data."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(descriptor, True)
-    return (
-        os.fdopen(descriptor, "rb") if not S_ISFIFO(os.fstat(descriptor).st_mode) else BufferedReader(_Pipe(descriptor))
-    )
+    piped = S_ISFIFO(os.fstat(descriptor).st_mode)
+    return BufferedReader(_Pipe(descriptor)) if piped else os.fdopen(descriptor, "rb")
 
 
 def read_bytes(path: Path) -> bytes:

@@ -80,9 +80,8 @@ def run_suite(traits: Traits, asked: Mapping[str, Any], locate: Locate) -> Itera
     plain, long = (plain_engine.generate(PROMPTS, params) for params in (PARAMS, FORCED_PARAMS))
     for shape, sizes in shapes(traits, asked).items():
         for name, start in STARTS.items():
-            yield _result(
-                f"{shape}, {name}", traits, EngineConfig.from_flags({**start, **sizes, **shared}), locate, plain
-            )
+            config = EngineConfig.from_flags({**start, **sizes, **shared})
+            yield _result(f"{shape}, {name}", traits, config, locate, plain)
         for name, start in FORCED.items() if traits.drafts else ():
             config = EngineConfig.from_flags({**start, **sizes, **shared})
             yield _forced_result(f"{shape}, {name}", traits, config, locate, long)

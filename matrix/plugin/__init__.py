@@ -26,12 +26,7 @@ OPTIONS: Final[dict[str, dict[str, object]]] = {
     "baseline-url": {"default": None, "metavar": "URL", "help": "the same server without speculation"},
     "launch": {"default": None, "metavar": "COMMAND", "help": "instead of a URL: starts a server, with {flags}"},
     "api-key": {"default": None, "metavar": "KEY", "help": "key of these servers"},
-    "plugin": {
-        "action": "append",
-        "default": [],
-        "metavar": "FILE",
-        "help": "a Python file that registers axis values",
-    },
+    "plugin": {"action": "append", "default": [], "metavar": "FILE", "help": "a Python file that registers values"},
     "waivers": {"default": None, "metavar": "FILE", "help": "YAML file of known failures"},
     "seed": {"default": 0, "type": int, "metavar": "N", "help": "seed for prompts and sampling"},
     "report": {"default": "", "metavar": "DIR", "help": "write the report of the cells that ran"},

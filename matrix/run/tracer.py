@@ -68,9 +68,8 @@ class Tracer:
         self._steps.pop(id(plan), None)
         if event is None:
             return
-        for row, tokens, (request, outcome, taken, finish) in zip(
-            event["rows"], result.tokens, deliveries, strict=False
-        ):
+        read = zip(event["rows"], result.tokens, deliveries, strict=False)
+        for row, tokens, (request, outcome, taken, finish) in read:
             row["tokens"], row["start"] = tokens_of(tokens[:taken]), len(request.output) - taken
             row["outcome"] = outcome.value if finish is None else f"ended by {finish.reason}"
             if plan.prefill and taken:

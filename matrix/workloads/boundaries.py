@@ -253,9 +253,7 @@ def fill_context(requests: Sequence[RequestSpec], context: int, tokens: Callable
     In a session each is preceded by an attempt with one more token, which must be refused. No request may end before
     its limit. tokens: counts a prompt's tokens, including BOS.
     """
-    followed = {
-        request.session.follows for request in requests if request.session is not None and request.refused is None
-    }
+    followed = {one.session.follows for one in requests if one.session is not None and one.refused is None}
     priors: dict[str, PriorTokens] = {}
     out: list[RequestSpec] = []
     for request in requests:

@@ -201,9 +201,9 @@ def draws_apply(cell: Cell) -> bool:
 def _short_prompts(cell: Cell, count: int) -> list[int]:
     """Indices of the oracle's questions, under tight memory of those with the shortest prompts."""
     pool = list(range(ORACLE_PROMPTS))
-    return (
-        pool if cell.memory == "ample" else sorted(pool, key=lambda i: text_lengths(i)[0])[: max(TIGHT_POOL, count + 1)]
-    )
+    if cell.memory == "ample":
+        return pool
+    return sorted(pool, key=lambda i: text_lengths(i)[0])[: max(TIGHT_POOL, count + 1)]
 
 
 def _chosen(cell: Cell, count: int, seed: int) -> list[tuple[str, int]]:
@@ -380,14 +380,13 @@ def _resuming(cell: Cell, after: tuple[str, ...]) -> list[RequestSpec]:
     oracle, passed = oracle_of(cell.target), cell.model in HYBRIDS and cell.state_interval != "auto"
     if not passed or cell.algorithm == "none" or kind != ("ample", "none", "on") or shape is None or oracle is None:
         return []
-    encode, asked, resumed = tokenizer().encode, list[RequestSpec](), list[RequestSpec]()
+    encode, interval = tokenizer().encode, shape.state_interval
+    asked, resumed = list[RequestSpec](), list[RequestSpec]()
     for index in PASSING:
         prompt = encode(prompt_of(questions()[index][0]), add_special_tokens=False).ids
         ids = [*prompt, *oracle.continuations[index]]
         asked.append(RequestSpec(f"h{index}", prompt_of(questions()[index][0]), len(ids) - len(prompt), after=after))
-        for edge in range(
-            -(-len(prompt) // shape.state_interval) * shape.state_interval, len(ids), shape.state_interval
-        ):
+        for edge in range(-(-len(prompt) // interval) * interval, len(ids), interval):
             texts = ((ids[:cut], tokenizer().decode(ids[:cut])) for cut in range(edge + 1, len(ids)))
             same = (text for own, text in texts if encode(text, add_special_tokens=False).ids == own)
             resumed += [RequestSpec(f"h{index}.{edge}", text, 2, ignore_eos=True) for text in [*same][: index % 2]]

@@ -106,13 +106,9 @@ def score(
 
 def target_accuracy(net: CausalNet, tokenizer: Tokenizer, data: Data, form: str = "worked") -> dict[str, Score]:
     """Accuracy on the test split, the held-out split and each level."""
-    found = {
-        split: score(net, tokenizer, split_rows(data, split), data.answer_limit, form)[0]
-        for split in ("test", "heldout")
-    }
-    for level in range(LEVELS):
-        found[f"level {level}"] = score(net, tokenizer, level_rows(data, level), data.answer_limit, form)[0]
-    return found
+    rows = {split: split_rows(data, split) for split in ("test", "heldout")}
+    rows |= {f"level {level}": level_rows(data, level) for level in range(LEVELS)}
+    return {name: score(net, tokenizer, some, data.answer_limit, form)[0] for name, some in rows.items()}
 
 
 def captured_layers(recipe: Recipe) -> tuple[int, ...]:

@@ -153,9 +153,7 @@ def _quiet_state(
     better = [c for c in gate_changes(base, head) if c.head == "PASS" and c.base in ("FAIL", "NOT MEASURED")]
     gains = [effect for effect in effects if effect.significant == "gain"]
     if better or (base.state != "PASS" and head.state == "PASS"):
-        return ChangeState.IMPROVED, "; ".join(
-            _gate_text(change) for change in better
-        ) or f"{base.state} before, PASS now"
+        return ChangeState.IMPROVED, "; ".join(map(_gate_text, better)) or f"{base.state} before, PASS now"
     if gains:
         return ChangeState.IMPROVED, "; ".join(effect_text(effect) for effect in gains)
     if measured := {gate.name for gate in (*base.gates, *head.gates)} & context.incomparable:
@@ -165,9 +163,7 @@ def _quiet_state(
     if head.state != "PASS":
         both = f"{head.state} in both" if base.state == head.state else f"{base.state} in base, {head.state} in head"
         return ChangeState.SAME, both
-    return ChangeState.SAME, "; ".join(
-        effect_text(effect) for effect in effects
-    ) or "no gate result and no compared number differs"
+    return ChangeState.SAME, "; ".join(map(effect_text, effects)) or "no gate result and no compared number differs"
 
 
 def _infra(head: CellResult, context: Context) -> CellChange:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,8 @@ from specmatrix.reports.schema import RED_STATES, SCHEMA, UNJUDGED_STATES, CellR
 from specmatrix.reports.store import Report, gc_paused
 from specmatrix.reports.summary import compare_counters, worse_counters
 from specmatrix.reports.wording import count, shorten, shorten_rewrite
+
+Pair: TypeAlias = tuple[CellResult, CellResult]  # a cell in base and in head
 
 # The most urgent first.
 _URGENT: Final = tuple(ChangeState(word) for word in ("REGRESSED", "INFRA", "LOST", "REWRITTEN", "NOT COMPARABLE"))
@@ -108,9 +110,7 @@ def comparison_record(comparison: Comparison) -> dict[str, Json]:
     return brief | {name: value for name, value in whole.items() if name not in (*brief, "counts")}
 
 
-def _completed(
-    base: Report, head: Report, pairs: Iterable[tuple[CellResult, CellResult]]
-) -> tuple[Counter[str], Counter[str]]:
+def _completed(base: Report, head: Report, pairs: Iterable[Pair]) -> tuple[Counter[str], Counter[str]]:
     """The counters of both sides, without those of cells that crashed on either side."""
     old, new = Counter(base.evidence), Counter(head.evidence)
     for before, after in pairs:
@@ -120,9 +120,7 @@ def _completed(
     return old, new
 
 
-def _measure(
-    pairs: Mapping[str, tuple[CellResult, CellResult]], blocked: frozenset[str]
-) -> dict[str, tuple[Effect, ...]]:
+def _measure(pairs: Mapping[str, Pair], blocked: frozenset[str]) -> dict[str, tuple[Effect, ...]]:
     """The effects of every cell, tested for significance all together."""
     raw = {cell: effects(before, after, blocked) for cell, (before, after) in pairs.items()}
     marked = iter(mark_significant([effect for row in raw.values() for effect in row]))

@@ -181,11 +181,7 @@ def _one_line(value: object) -> Markup:
 @cache
 def _rich() -> Environment:
     made = _environment(finalize=_one_line)
-    made.filters |= {
-        "called": as_called,
-        "shorten_rewrite": text.shorten_rewrite,
-        "speed": speed_text,
-        "waiver": text.waiver_text,
-    }
+    made.filters |= {"called": as_called, "speed": speed_text}
+    made.filters |= {"shorten_rewrite": text.shorten_rewrite, "waiver": text.waiver_text}
     made.globals |= {"colours": COLOURS, "words": WORDS}
     return made

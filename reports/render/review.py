@@ -123,13 +123,8 @@ def marked(
     """The first annotations: lost runs, `lines` of the change, then red cells."""
     gone = [Annotation(shorten(f"no report of {name}", _MAX_MESSAGE), shorten(why, _MAX_MESSAGE)) for name, why in lost]
     rows = [(review, row) for review in reviews for row in review.new]
-    found = [
-        Annotation(
-            shorten(f"{row.cell} ({review.name})", _MAX_MESSAGE),
-            shorten(f"{row.why}; rerun: {row.repro}", _MAX_MESSAGE),
-        )
-        for review, row in rows[:MAX_ANNOTATIONS]
-    ]
+    red = [(f"{row.cell} ({review.name})", f"{row.why}; rerun: {row.repro}") for review, row in rows[:MAX_ANNOTATIONS]]
+    found = [Annotation(shorten(title, _MAX_MESSAGE), shorten(text, _MAX_MESSAGE)) for title, text in red]
     return [*gone, *lines, *found][:MAX_ANNOTATIONS]
 
 

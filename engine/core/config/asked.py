@@ -184,9 +184,7 @@ def _typed(name: str) -> str:
 def _wants(name: str) -> str:
     """A description of the values that a field accepts."""
     if name in CHOICES:
-        return "one of " + ", ".join(
-            str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in CHOICES[name]
-        )
+        return "one of " + ", ".join(str(one).lower() if isinstance(one, bool) else str(one) for one in CHOICES[name])
     return WORDS[KINDS[name]] + (" or 'auto'" if UNASKED[name] == AUTO else "")
 
 
