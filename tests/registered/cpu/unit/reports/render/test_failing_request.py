@@ -86,9 +86,9 @@ def test_an_error_shows_its_verb_and_traceback_and_a_golden_the_command_that_acc
     run = view(load(write_cells(tmp_path, [crashed, cell("ngram", gates=(golden, late))])))
     said = printed(print_run, run)
     assert "  raised in settle; the whole traceback is in the report\n" in said
-    assert "  if config should change: python -m pytest --force-regen\n" in said
+    assert "  if config should change: python -m pytest golden --force-regen\n" in said
     page = run_page(run)
-    assert "<pre>Traceback &lt;b&gt;\n  File</pre>" in page and "if config should change: python -m pytest" in page
+    assert "<pre>Traceback &lt;b&gt;\n  File</pre>" in page and "should change: python -m pytest golden" in page
     assert "python -m oracle" not in page.split("<script")[0] + said
 
 
