@@ -125,14 +125,11 @@ def judge_counters(
     unhit = tuple(name for name in demand.hit if not hits.get(name, 0))
     broken = tuple(name for name in demand.zero if hits.get(name, 0))
     words = [f"no cell hit {count(len(unhit), 'required counter')}: {', '.join(unhit)}"] if unhit else []
-    words += [
-        f"counter {name} must stay at zero but was hit {hits[name]:,} times: {demand.zero[name]}" for name in broken
-    ]
+    words += [f"counter {one} must stay at zero but was hit {hits[one]:,} times: {demand.zero[one]}" for one in broken]
     if words:
         return CounterVerdict("FAIL", "; ".join(words), unhit, broken)
-    return CounterVerdict(
-        "PASS", f"all {count(len(demand.hit), 'required counter')} hit, {len(demand.zero)} at zero as required"
-    )
+    zero = f"{len(demand.zero)} at zero as required"
+    return CounterVerdict("PASS", f"all {count(len(demand.hit), 'required counter')} hit, {zero}")
 
 
 def counters_of(report: Report) -> CounterVerdict:
@@ -402,10 +399,8 @@ def summarise(report: Report) -> Summary:
     counters, coverage, cost = counters_of(report), covered(report), cost_of(report)
     alarms = false_alarms({name: sum(row.values()) for name, row in by_gate.items()}, header)
     effects = typical([cell for cell in report if cell.state == "PASS"], header.thresholds)
-    left = len(report.not_run)
-    return Summary(
-        header, len(report), left, states, waived, seconds, by_gate, counters, coverage, cost, alarms, effects
-    )
+    cells, left = len(report), len(report.not_run)
+    return Summary(header, cells, left, states, waived, seconds, by_gate, counters, coverage, cost, alarms, effects)
 
 
 def write_summary(summary: Summary, directory: Path) -> Path:

@@ -52,9 +52,8 @@ def described(error: BaseException) -> str:
 def is_interrupt(error: BaseException) -> bool:
     """Whether an exception is KeyboardInterrupt or was raised by a Python signal handler."""
     handlers = [getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()]
-    return isinstance(error, KeyboardInterrupt) or any(
-        frame.f_code in handlers for frame, _ in walk_tb(error.__traceback__)
-    )
+    frames = (frame for frame, _ in walk_tb(error.__traceback__))
+    return isinstance(error, KeyboardInterrupt) or any(frame.f_code in handlers for frame in frames)
 
 
 class EngineError(Exception):

@@ -147,9 +147,7 @@ class Answering:
         """Token counts; each prompt counts once, however many completions it has."""
         first = self.tickets[:: self.body.n]
         prompt = sum(len(ticket.request.prompt) for ticket in first)
-        output = sum(
-            ticket.tokens if ticket.output is None else len(ticket.output.output_ids) for ticket in self.tickets
-        )
+        output = sum(one.tokens if one.output is None else len(one.output.output_ids) for one in self.tickets)
         cached = sum(ticket.request.cached_tokens for ticket in first)
         return {
             "prompt_tokens": prompt,

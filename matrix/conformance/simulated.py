@@ -76,9 +76,7 @@ def _run(random: Random, lag: int) -> None:
     stream = partial(SimpleNamespace, push=lambda tokens: "")
     loop = Loop(scheduler, device, counters, lag=lag, eos_ids=frozenset(), text_stream=stream)
     requests, moments = _serve(loop, random, journal)
-    sent = {
-        one.rid: SentRequest(one.rid, one.rid, one.prompt, one.params.max_new_tokens, False, -1) for one in requests
-    }
+    sent = {r.rid: SentRequest(r.rid, r.rid, r.prompt, r.params.max_new_tokens, False, -1) for r in requests}
     audit(journal)
     WorkReplay(journal, sizes, sent, {one.rid: tuple(one.tokens) for one in requests}, {}).run(moments)
 

@@ -280,11 +280,9 @@ def requested(command: EngineCommand) -> dict[str, Any]:
     return {**command.flags, **models}
 
 
-def _gate(outcome: Outcome) -> schema.GateResult:
-    numbers = {name: "none" if number is None else number for name, number in outcome.numbers.items()}
-    return schema.GateResult(
-        outcome.gate, outcome.state.value, numbers, outcome.interval, outcome.message, outcome.accept
-    )
+def _gate(found: Outcome) -> schema.GateResult:
+    numbers = {name: "none" if number is None else number for name, number in found.numbers.items()}
+    return schema.GateResult(found.gate, found.state.value, numbers, found.interval, found.message, found.accept)
 
 
 # Characters kept of a traceback's end, where the cause is.

@@ -377,10 +377,8 @@ class GroupedConv(nn.Module):
     def kernels(self, x: Tensor) -> Tensor:
         """x [..., H] -> the kernels of the input and the output [..., 2, taps, H]."""
         shape = 2, self.taps, x.shape[-1] // self.group
-        found: Tensor = self.base_kernel + self.kernel_projection(x).view(*x.shape[:-1], *shape).repeat_interleave(
-            self.group, -1
-        )
-        return found
+        made: Tensor = self.kernel_projection(x).view(*x.shape[:-1], *shape)
+        return self.base_kernel + made.repeat_interleave(self.group, -1)
 
     def mixed(self, x: Tensor, kernel: Tensor) -> Tensor:
         """x [..., block, H] with kernel [..., block, taps, H]; 0 before the block."""

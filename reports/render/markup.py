@@ -104,9 +104,8 @@ def sources(traceback: str, header: Header) -> Markup:
 
 def script_json(value: object) -> str:
     """JSON for a page's script, with control characters in strings escaped."""
-    return ACTIVE.sub(
-        lambda found: f"\\{ascii(found[0])[1:-1]}", dumps(value, ensure_ascii=False, separators=(",", ":"))
-    )
+    written = dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return ACTIVE.sub(lambda found: f"\\{ascii(found[0])[1:-1]}", written)
 
 
 def tone(state: str) -> str:

@@ -117,12 +117,10 @@ def verdict(reviews: Sequence[Review], lost: Sequence[LostRun] = ()) -> str:
     return "red" if lost or any(review.verdict == "red" for review in reviews) else "green"
 
 
-def marked(
-    reviews: Sequence[Review], lines: Sequence[Annotation] = (), lost: Sequence[LostRun] = ()
-) -> list[Annotation]:
+def marked(runs: Sequence[Review], lines: Sequence[Annotation] = (), lost: Sequence[LostRun] = ()) -> list[Annotation]:
     """The first annotations: lost runs, `lines` of the change, then red cells."""
     gone = [Annotation(shorten(f"no report of {name}", _MAX_MESSAGE), shorten(why, _MAX_MESSAGE)) for name, why in lost]
-    rows = [(review, row) for review in reviews for row in review.new]
+    rows = [(review, row) for review in runs for row in review.new]
     red = [(f"{row.cell} ({review.name})", f"{row.why}; rerun: {row.repro}") for review, row in rows[:MAX_ANNOTATIONS]]
     found = [Annotation(shorten(title, _MAX_MESSAGE), shorten(text, _MAX_MESSAGE)) for title, text in red]
     return [*gone, *lines, *found][:MAX_ANNOTATIONS]
