@@ -223,8 +223,10 @@ class GenaiEngine(SteppedEngine[Sent]):
 
 
 def _common(sent: Sent, ask: SubjectRequest) -> int:
-    """How many first tokens of an ask's prompt a generator has."""
-    pairs = zip(sent.generator.get_sequence(0).tolist(), ask.input_ids, strict=False)
+    """How many first tokens of an ask's prompt a generator has, less its last one. That counts where asks wait for
+    others: a step behind a rewind without new tokens is wrong (docs/findings.md), which would show in all cells."""
+    prompt = ask.input_ids if ask.after else ask.input_ids[:-1]
+    pairs = zip(sent.generator.get_sequence(0).tolist(), prompt, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
