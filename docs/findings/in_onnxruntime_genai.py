@@ -147,6 +147,13 @@ def logits_after_a_miss() -> tuple[object, object, bool]:
     return "logits", "logits", False
 
 
+def prompt_ends_with_eos() -> tuple[object, object, bool]:
+    """EOS is the padding too. No speculation."""
+    due = expected("llama", [*PROMPT, 1], 3)
+    found = tokens(generator("llama", 80), [*PROMPT, 1], 3)
+    return due, found, found == expected("llama", PROMPT, 3)
+
+
 def rewind_keeps_a_token() -> tuple[object, object, bool]:
     """A prompt without its last token, which is rewound."""
     due = expected("llama", PROMPT[:-1], 2)
@@ -198,6 +205,7 @@ FINDINGS: Final[dict[str, Callable[[], tuple[object, object, bool]]]] = {
     "windows-and-drafts": windows_and_drafts,
     "windows-and-short-texts": windows_and_short_texts,
     "logits-after-a-miss": logits_after_a_miss,
+    "prompt-ends-with-eos": prompt_ends_with_eos,
     "rewind-keeps-a-token": rewind_keeps_a_token,
     "text-ends-at-a-byte": text_ends_at_a_byte,
     "stream-drops-letters": stream_drops_letters,
