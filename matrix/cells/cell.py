@@ -95,6 +95,8 @@ COSTS: Final = (
     '{"sample_batch_tokens": [1, 2, 3, 4, 6, 8, 10, 13, 16, 20, 24, 28, 32, 40], "sample_steps_per_sec": '
     "[92, 86, 80, 75, 67, 60, 55, 49, 43, 38, 34, 30, 28, 23]}"
 )
+# How the confidences of DSPARK's drafts are calibrated, of which rnn has one more.
+TEMPERATURES: Final = (0.8, 1.3, 0.9, 1.6, 1.1, 0.7)
 # Seed of every engine except those started as v1, such as baselines: they have seed 0 and seed each request.
 ENGINE_SEED: Final = 17
 # Settings that the gates need on every engine, besides batch-invariant results: KV stamps, ledger checks, and sessions,
@@ -234,6 +236,12 @@ class Cell(NamedTuple):
         return algorithm(self.algorithm).rounds == "shared"
 
     @property
+    def _calibration(self) -> str | None:
+        if self.algorithm != "dspark" or self.verify not in ("confident", "budget"):
+            return None
+        return json.dumps({"temperatures": TEMPERATURES[: None if self.drafting == "rnn" else -1]})
+
+    @property
     def adapts(self) -> bool:
         """Whether the depth changes between rounds: only EAGLE-style chains may (sglang#21599, #23336)."""
         may = self.algorithm in ("eagle", "eagle3", "nextn") if self.own_traits is None else self.own_traits.adaptive
@@ -282,6 +290,7 @@ class Cell(NamedTuple):
             speculative_confidence_threshold=CONFIDENCE if self.verify == "confident" else 0.0,
             speculative_dspark_verify_mode="cap-accept" if self.verify == "budget" else "static",
             speculative_dspark_sps_table_path=COSTS if self.verify == "budget" else None,
+            speculative_dspark_confidence_sts_path=self._calibration,
             spec_version=cast(Any, self.spec_version),
             disable_overlap_schedule=self.overlap == "off",
             page_size=int(self.page_size),

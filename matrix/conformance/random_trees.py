@@ -1,19 +1,23 @@
-"""Random texts and trees through this engine's own matcher of grammars and index of n-grams: what no workload meets
-must be what their oracles say."""
+"""Random texts and trees through this engine's own matcher of grammars, index of n-grams and suffix trees: what no
+workload meets must be what their oracles say."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import asdict
 from random import Random
-from typing import Any, Final, Literal
+from types import SimpleNamespace
+from typing import Any, Final, Literal, cast
 
 from specmatrix.engine.core.draft.ngram_index import NgramDraft, NgramIndex, NgramOptions
-from specmatrix.engine.core.draft.suffix_tree import Text
+from specmatrix.engine.core.draft.suffix_tree import SuffixCache, SuffixOptions, Text
+from specmatrix.engine.core.memory.groups import SlidingWindow
 from specmatrix.engine.core.observe.step_counter import Counters
+from specmatrix.engine.core.schedule.admission import Admission
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.matrix.oracles.grammar import compiled, following
-from specmatrix.matrix.oracles.ngram import Grams
+from specmatrix.matrix.oracles.ngram import Grams, Suffixes
 from specmatrix.matrix.workloads.finish import text_of
 from specmatrix.matrix.workloads.request import RequestSpec
 
@@ -21,6 +25,7 @@ NODES: Final = 8
 TREES, LIKELY = 4, 0.8  # rounds of a request, and how often a draft is legal
 SHAPES: Final = ((1, 7, 8), (2, 3, 6), (3, 2, 9), (4, 5, 12))  # topk, steps and nodes
 TEXTS, TOKENS, GROWTHS = 4, 5, 60
+FEW: Final = SuffixOptions(6, 2, 2.0, 0.5)
 
 
 def first_wrong_mask(request: RequestSpec, seed: int, eos: frozenset[int]) -> str:
@@ -88,6 +93,51 @@ def first_wrong_draft(match_type: Literal["BFS", "PROB"], seed: int) -> str:
         if due != set(paths) or oracle.windows != index.tree.windows:
             found = sorted([*map(ord, path)] for path in due ^ set(paths))[:1]
             return f"in growth {number} of the random texts {seed}, the path {found} is in one of draft and oracle only"
+    return ""
+
+
+def first_wrong_suffix(seed: int) -> str:
+    """A sentence on the first draft or order of the suffix trees behind growing random texts, of which old ones give
+    way, that their oracle does not have; else ""."""
+    random, texts = Random(seed), dict[int, list[int]]()
+    cache, oracle = SuffixCache(FEW, TEXTS - 1), Suffixes(asdict(FEW), TEXTS - 1)
+    for number in range(2 * GROWTHS):
+        if len(texts) == TEXTS:
+            del texts[ended := random.choice([*texts])]
+            if oracle.own.pop(ended, None):
+                cache.forget(ended)
+        text = texts.setdefault(key := random.choice([number, *texts]), [0, 1])
+        text += [random.randrange(TOKENS - 1) for _ in range(random.randrange(1, 6))]
+        room = random.choice((0, 1, 3, 24))
+        pairs: list[tuple[str, Sequence[int], Sequence[str]]] = [
+            ("the draft", cache.draft(key, text, 2, room), oracle.draft(key, _letters(text), 2, room))
+        ]
+        for window, after in oracle.shared.followers.items():
+            if window and len(after) > 1 and (place := cache.tree.find(array("i", map(ord, window)))):
+                pairs.append((f"behind {[*map(ord, window)]}", [one for one, *_ in cache.tree.children(*place)], after))
+        for what, found, due in pairs:
+            if _letters(found) != "".join(due):
+                return f"in growth {number} of the random texts {seed}, {what} is {[*found]}, not {[*map(ord, due)]}"
+    return ""
+
+
+def first_wrong_room(seed: int) -> str:
+    """A sentence on the first random request that admission lets into too few pages of sliding-window layers, or keeps
+    out of enough; else "". Its pages are counted at every number of committed positions."""
+    random = Random(seed)
+    for number in range(GROWTHS):
+        page, tokens, margin = random.choice((1, 4, 16)), random.randrange(1, 40), random.randrange(24)
+        width, steps, chunk = random.randrange(1, 9), random.randrange(1, 4), random.choice((None, 7, 32))
+        prompt, more = (random.randrange(1, 60) for _ in range(2))
+        end = prompt + more + steps * width
+        ahead = steps * max(width, chunk or end)  # positions of the steps in flight
+        spans = ((max(0, done - margin - tokens + 1), min(done + ahead, end)) for done in range(end + 1))
+        most = max(-(-last // page) - first // page for first, last in spans)
+        admission = cast(Any, Admission)(*[None] * 6, width, steps * width, chunk, end)
+        request = cast(Any, SimpleNamespace(prompt=[0] * prompt, params=SamplingParams(more)))
+        room = admission._budget(SlidingWindow(most, page, tokens, margin), request, end)
+        if not most <= room <= most + 1 + (page == 1):
+            return f"the random request {number} of {seed} is admitted into {room} window pages; it needs {most}"
     return ""
 
 

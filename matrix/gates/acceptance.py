@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from zlib import crc32
 
 from specmatrix.engine.core.draft.algorithms import Traits, algorithm
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.conformance.random_trees import first_wrong_draft
+from specmatrix.matrix.conformance.random_trees import first_wrong_draft, first_wrong_suffix
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
 from specmatrix.matrix.gates.pairing import first_difference
 from specmatrix.matrix.gates.same_texts import NUMBER, rounds_of
@@ -133,8 +134,9 @@ class AcceptanceGate(PackageGate):
         """NOT MEASURED if the oracle lacks the combination or no verify round ran."""
         if prepared.cell.shares_rounds and self.replays:
             outcome = self._replayed(run)
-            if outcome.state is State.PASS and prepared.subject == REFERENCE and (ngram := run.resolved["ngram"]):
-                text = first_wrong_draft(ngram["match_type"], crc32(f"{prepared.cell.id} {prepared.seed}".encode()))
+            if outcome.state is State.PASS and prepared.subject == REFERENCE:
+                ngram, seed = run.resolved["ngram"], crc32(f"{prepared.cell.id} {prepared.seed}".encode())
+                text = first_wrong_draft(ngram["match_type"], seed) if ngram else first_wrong_suffix(seed)
                 outcome = replace(outcome, state=State.FAIL if text else State.PASS, message=text)
             return outcome
         if Capability.ROUNDS not in self.needs:
@@ -412,13 +414,17 @@ def _caps(run: Run, answer: Answer) -> tuple[int, ...]:
 
 
 def sure_of(run: Run, answer: Answer) -> Sure | None:
-    """What an answer's rounds verify of a chain by its confidence; None if that does not matter."""
+    """What an answer's rounds verify of a chain by its confidence, and show of it; None if that does not matter."""
     threshold = float(run.resolved.get("speculative_confidence_threshold") or 0)
-    if not threshold:
+    events = () if run.work is None else run.work.budgets  # a launch shows no confidences
+    rows = (row for event in events for row in zip(event.rows, event.confidences, event.rooms, strict=False))
+    shown = [line for rid, line, room in rows if room and rid == answer.meta_info["id"]]
+    if not threshold and not shown:
         return None
     left = next(one.max_new_tokens for one in run.requests if one.name == answer.name)
     rooms = [left - start for start in answer.round_starts]
-    return Sure(threshold, answer.round_widths, rooms, _longest(run.resolved))
+    temperatures = json.loads(run.resolved.get("speculative_dspark_confidence_sts_path") or "{}").get("temperatures")
+    return Sure(threshold, answer.round_widths, rooms, _longest(run.resolved), temperatures or (), shown)
 
 
 def _adapted(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | str:

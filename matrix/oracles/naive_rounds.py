@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Container, Sequence
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, repeat
 from operator import mul
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -34,21 +34,28 @@ class NaiveCheck(NamedTuple):
 
 class Sure(NamedTuple):
     """Rounds of chains that verify drafts while their confidence, the product of the probabilities of each place's best
-    token, is at least `threshold`. widths: nodes that each round verified; rooms: tokens that were left
-    of the length; most: nodes of a draft."""
+    token, is at least `threshold`, if that is not 0. widths: nodes that each round verified; rooms: tokens that were
+    left of the length; most: nodes of a draft. temperatures: of the places, as a head's confidences are calibrated.
+    shown: what each round says of its drafts."""
 
     threshold: float
     widths: Sequence[int]
     rooms: Sequence[int]
     most: int
+    temperatures: Sequence[float] = ()
+    shown: Sequence[Sequence[float]] = ()
 
     def differs(self, index: int, shares: Sequence[float]) -> bool:
-        """Whether a round verified another number than these probabilities of its drafts give."""
-        room = min(self.rooms[index], self.most)
+        """Whether a round verified another number than these probabilities of its drafts give, or shows others."""
+        pairs = zip(shares, self.temperatures or repeat(1.0), strict=False)
+        shares = [one ** (1 / t) / (one ** (1 / t) + (1 - one) ** (1 / t)) for one, t in pairs]
+        if self.shown and any(abs(one - two) > NEAR for one, two in zip(shares, self.shown[index], strict=False)):
+            return True
+        room = min(self.rooms[index], self.most) if self.threshold else 1
         held: list[float] = list(accumulate(shares[: room - 1], mul))
         if any(abs(one - self.threshold) < NEAR for one in held):
             return False
-        return sum(one >= self.threshold for one in held) != self.widths[index] - 1
+        return self.threshold > 0 and sum(one >= self.threshold for one in held) != self.widths[index] - 1
 
 
 @cache

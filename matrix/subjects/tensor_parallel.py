@@ -25,7 +25,7 @@ from specmatrix.matrix.zoo.registry import resolve_path
 
 class UnequalRanks(Ranks):
     """Ranks whose numbers differ, as those of different GPUs may: a rank other than 0 rounds logits, and `_start` those
-    of its draft. Rank 0 decides, so nothing that the ranks compare may change."""
+    of its draft, and has other confidences. Rank 0 decides, so nothing that the ranks compare may change."""
 
     def joined(self, part: Tensor, dim: int = -1) -> Tensor:
         whole = super().joined(part, dim)
@@ -113,7 +113,13 @@ def _start(rank: Rank, config: EngineConfig, locate: Callable[[str], Path]) -> N
     drafts = getattr(drafter, "layers", None) or filter(None, [getattr(drafter, "model", None)])
     for draft in drafts if kind is UnequalRanks and ranks.rank else ():
         draft.logits = lambda hidden, exact=draft.logits: exact(hidden).round()
+        if hasattr(draft, "confidences"):
+            draft.confidences = lambda *given, exact=draft.confidences: _doubted(exact(*given))
     rank.held = ReferenceEngine(llm, clock)
+
+
+def _doubted(sure: Tensor | None) -> Tensor | None:
+    return None if sure is None else 1 - sure
 
 
 def _generate(rank: Rank, requests: Sequence[RequestSpec]) -> list[Answer]:

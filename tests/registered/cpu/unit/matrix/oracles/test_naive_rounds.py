@@ -36,20 +36,17 @@ def check(output: Sequence[int], lengths: Sequence[int] = LENGTHS, among: range 
 @pytest.mark.parametrize("size", range(1, 15))
 def test_a_round_whose_path_may_go_on_past_the_end_is_not_compared(size: int):
     rounds = min(4, (size - 1) // 3)
-    assert check([0] * size) == NaiveCheck(rounds, None, len(PROMPT) + 3 * (rounds - 1) if rounds else 0)
+    assert check([0] * size) == NaiveCheck(rounds, None, rounds and 3 * rounds - 1)
 
 
 @pytest.mark.parametrize(
-    ("output", "lengths", "found"),
+    ("output", "lengths", "among", "found"),
     [
-        ([0] * 20, [3, 2, 3, 3], NaiveCheck(2, 1, len(PROMPT) + 3)),
-        ([0, 0, 7] + [0] * 20, LENGTHS, NaiveCheck(1, 0, len(PROMPT))),  # its second draft is refused
+        ([0] * 20, [3, 2, 3, 3], range(9), NaiveCheck(2, 1, len(PROMPT) + 3)),
+        ([0, 0, 7] + [0] * 20, LENGTHS, range(9), NaiveCheck(1, 0, len(PROMPT))),  # its second draft is refused
+        ([0] * 20, [3, 2, 3, 3], range(0, 4, 2), NaiveCheck(2, None, 7)),
+        ([0] * 20, [3, 2, 3, 3], range(1, 4, 2), NaiveCheck(1, 1, len(PROMPT) + 3)),
     ],
 )
-def test_the_first_round_of_another_length_is_named(output, lengths, found):
-    assert check(output, lengths) == found
-
-
-def test_rounds_that_are_not_chosen_are_passed_over():
-    assert check([0] * 20, [3, 2, 3, 3], among=range(0, 4, 2)).place is None
-    assert check([0] * 20, [3, 2, 3, 3], among=range(1, 4, 2)) == NaiveCheck(1, 1, len(PROMPT) + 3)
+def test_the_first_chosen_round_of_another_length_is_named(output, lengths, among, found):
+    assert check(output, lengths, among) == found

@@ -1,14 +1,15 @@
 """The oracle's index: by hand, and against the engine's on random texts."""
 
 import random
-import re
 from dataclasses import asdict
 
 import pytest
 
 from specmatrix.engine.core.draft.ngram_index import NgramIndex, NgramOptions
 from specmatrix.engine.core.draft.suffix_automaton import SuffixAutomaton
-from specmatrix.matrix.conformance.random_trees import first_wrong_draft
+from specmatrix.engine.core.draft.suffix_tree import SuffixTree
+from specmatrix.engine.core.memory.groups import SlidingWindow
+from specmatrix.matrix.conformance.random_trees import first_wrong_draft, first_wrong_room, first_wrong_suffix
 from specmatrix.matrix.oracles.ngram import Grams
 
 
@@ -19,8 +20,7 @@ def grams(texts: list[str], options: dict[str, object] | None = None) -> Grams:
     return made
 
 
-PROB = {"match_type": "PROB"}
-WIDE = {"max_trie_depth": 3, "min_bfs_breadth": 1, "max_bfs_breadth": 3}
+PROB, WIDE = {"match_type": "PROB"}, {"max_trie_depth": 3, "min_bfs_breadth": 1, "max_bfs_breadth": 3}
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,7 @@ def test_drafts_by_hand(texts, options, asked, drafts):
 
 
 def test_what_is_known_is_taken_in_once():
-    index = grams([])
-    index.show("ab", 0)
+    index = grams(["ab"])
     index.show("abab", 2)
     assert index.windows == len({"a", "b", "ab", "ba", "aba", "bab", "abab"})
 
@@ -58,8 +57,8 @@ def test_the_corpus_goes_first_within_its_budget():
     index.show("cab1", 0)
     assert index.draft("wxab", 4, 2, 3) == {"", "c", "cd", "1"}
     assert index.draft("ab", 4, 1, 3) == {"", "c", "cd", "cd\x00"}  # d and e came once each
-    assert index.draft("wq", 2, 2, 3) == {"", "\x00"}  # a document's end is followed by nothing
-    assert index.draft("w", 2, 2, 3) == {"", "\x00"}
+    # A document's end is followed by nothing.
+    assert index.draft("wq", 2, 2, 3) == index.draft("w", 2, 2, 3) == {"", "\x00"}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -75,10 +74,16 @@ def test_it_quotes_the_corpus_as_the_engines_automaton_does(seed):
         assert list(map(ord, judge.from_corpus("".join(map(chr, text)), 4))) == automaton.follow(state, 4)
 
 
-@pytest.mark.parametrize("match_type", ["BFS", "PROB"])
-def test_it_proposes_the_same_as_the_engines_index(match_type, monkeypatch):
-    assert not any(first_wrong_draft(match_type, seed) for seed in range(9))
-    real = NgramIndex._first  # noqa: SLF001
-    monkeypatch.setattr(NgramIndex, "_first", lambda self, after, matched: real(self, after, matched + 1))
-    said = r"in growth \d+ of the random texts 0, the path \[\[.+\]\] is in one of draft and oracle only"
-    assert re.fullmatch(said, first_wrong_draft(match_type, 0))
+@pytest.mark.parametrize(
+    ("wrong", "owner", "name", "said"),
+    [
+        (lambda seed: first_wrong_draft("BFS", seed), NgramIndex, "_by_level", "in one of draft and oracle only"),
+        (lambda seed: first_wrong_draft("PROB", seed), NgramIndex, "_by_share", "in one of draft and oracle only"),
+        (first_wrong_suffix, SuffixTree, "_fall", ", behind ["),
+        (first_wrong_room, SlidingWindow, "budget", "is admitted into 2 window pages; it needs "),
+    ],
+)
+def test_random_texts_and_requests_find_what_is_broken(wrong, owner, name, said, monkeypatch):
+    assert not any(map(wrong, range(5)))
+    monkeypatch.setattr(owner, name, lambda *_: 2)
+    assert said in wrong(0)

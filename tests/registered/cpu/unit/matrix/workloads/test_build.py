@@ -159,7 +159,7 @@ def test_cells_of_many_questions_have_texts_up_to_the_end_of_the_context_one_aft
 
 
 CROWDED = (
-    *("eagle3.parallel.pair", "dflash.dflash2.pair", "dspark.reject.rnn.pair.mixed"),
+    *("eagle3.confident.parallel.pair", "dflash.dflash2.pair", "dspark.reject.rnn.pair.mixed"),
     *("suffix.mixed_lengths.mixed", "suffix.s3.sync.nocache.c32.mixed_lengths.stops"),
 )
 

@@ -151,8 +151,7 @@ def test_it_drafts_the_same_as_the_oracle(seed):
         if len(texts) < 4:
             prompt = dice.randint(1, 12)
             texts[step] = [dice.randrange(vocab) for _ in range(prompt)], prompt
-        key = pick([*texts])
-        text, prompt = texts[key]
+        text, prompt = texts[key := pick([*texts])]
         text += [dice.randrange(vocab) for _ in range(dice.randint(1, 5))]
         room = pick([0, 1, 3, 24])
         found = cache.draft(key, text, prompt, room)
