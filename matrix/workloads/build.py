@@ -399,8 +399,9 @@ def _crowd(cell: Cell, seed: int, after: tuple[str, ...]) -> list[RequestSpec]:
     """More short requests at once than any batch but waves has, for drafters that no wave asks for: of drafts of their
     own form, in a cell of two requests each, and of suffix trees, which forget outputs meanwhile."""
     own = cell.batch == "pair" and cell.drafting != "stepwise"
-    kind = (cell.memory, cell.verify, cell.slots, cell.context) == ("ample", "whole", "auto", "model")
-    if not kind or not (own or cell.algorithm == "suffix") or cell.sampling not in ("greedy", "mixed"):
+    kind = (cell.memory, cell.slots, cell.context) == ("ample", "auto", "model")
+    kind = kind and cell.verify in ("whole", "confident") and cell.sampling in ("greedy", "mixed")
+    if not kind or not (own or cell.algorithm == "suffix"):
         return []
     return [replace(_in_wave(cell, 0, place, seed), after=after, temperature=0.0) for place in range(CROWD)]
 
