@@ -25,7 +25,7 @@ NODES: Final = 8
 TREES, LIKELY = 4, 0.8  # rounds of a request, and how often a draft is legal
 SHAPES: Final = ((1, 7, 8), (2, 3, 6), (3, 2, 9), (4, 5, 12))  # topk, steps and nodes
 TEXTS, TOKENS, GROWTHS = 4, 5, 60
-FEW: Final = SuffixOptions(6, 2, 2.0, 0.5)
+FEW: Final = SuffixOptions(6, 2, 2.0, 0.5, 0.25)
 
 
 def first_wrong_mask(request: RequestSpec, seed: int, eos: frozenset[int]) -> str:
