@@ -29,7 +29,7 @@ SPLIT = 256
 AHEAD = 4
 # Keys per split for few requests in non-deterministic mode.
 SHORT = 128
-# Queries per tile, except for the widest heads, and in non-deterministic prefills.
+# Queries per tile, except for the widest heads, and in prefills.
 WIDE_TILE, PREFILL_TILE = 32, 64
 LOG2_E = 1.4426950408889634
 # Number of programs that fills a GPU without a program per split.
@@ -107,52 +107,63 @@ def shape(head_dim: int, value_dim: int, size: int, group: int) -> AttentionShap
     d2 = max(16, triton.next_power_of_2(head_dim - value_dim)) if head_dim > value_dim else 0
     if (d1 + d2) * size > 512:
         return AttentionShape(64 if group >= 64 and size == 2 else 16, 32, d1, d2, warps=8, stages=2)
-    return AttentionShape(WIDE_TILE, 128 if (d1 + d2) * size <= 256 else 64, d1, d2, warps=4, stages=2)
+    return AttentionShape(WIDE_TILE, 64, d1, d2, warps=4, stages=3 if d1 * size <= 256 else 2)
 
 
-def quick(tile: AttentionShape, rows: int, length: int, pairs: int, memory: int) -> tuple[AttentionShape, int]:
-    """The tile and the keys per split of a non-deterministic step with `rows` queries for each of `pairs` key heads.
-    memory: elements that a program may load ahead.
+def fit(
+    tile: AttentionShape, rows: int, length: int, pairs: int, memory: int, deterministic: bool
+) -> tuple[AttentionShape, int]:
+    """The tile and the keys per split of a step with `rows` queries for each of `pairs` key heads. memory: elements that
+    a program may load ahead.
 
-    Splits are as short as MAX_PROGRAMS allows. A program of several tiles of keys loads as many ahead as fit; where
-    there are more programs, they hide each other's latency.
+    Unless deterministic, splits are as short as MAX_PROGRAMS allows. A program of several tiles of keys loads as many
+    ahead as fit; where there are more programs, they hide each other's latency.
     """
-    many = rows > WIDE_TILE
-    form = tile._replace(rows=PREFILL_TILE if many else 16 if rows <= 16 else WIDE_TILE)
-    programs, split = pairs * triton.cdiv(rows, form.rows), SHORT
+    tile = tile._replace(rows=16 if rows <= 16 else WIDE_TILE if rows <= WIDE_TILE else PREFILL_TILE)
+    if deterministic:
+        return tile, SPLIT
+    programs, split = pairs * triton.cdiv(rows, tile.rows), SHORT
     while split < length and triton.cdiv(length, split) * programs > MAX_PROGRAMS:
         split *= 2
     ahead = max(2, min(AHEAD + 1, memory // (64 * 2 * tile.d1)))
-    if many:
-        return form._replace(keys=64, stages=min(3, ahead)), split if programs <= MAX_PROGRAMS else WHOLE
+    if tile.rows == PREFILL_TILE:
+        return tile._replace(stages=min(3, ahead)), split if programs <= MAX_PROGRAMS else WHOLE
     if split == SHORT:
-        return form, SHORT
+        return tile._replace(keys=SHORT if 4 * SHORT * tile.d1 <= memory else 64, stages=2), SHORT
     if pairs > MAX_PROGRAMS:
-        return form._replace(keys=64, warps=2), split
-    return form._replace(keys=64, warps=8 if rows <= 16 and split > SPLIT else 2, stages=ahead), split
+        return tile._replace(warps=2, stages=2), split
+    return tile._replace(warps=8 if rows <= 16 and split > SPLIT else 2, stages=ahead), split
 
 
 @triton.jit
-def _split(
-    q1, q2, row, slots, masks, live, first, stop, slot_size, value_at, factor, key_dim, head_dim,
+def _nothing(ROWS: tl.constexpr, D1: tl.constexpr):
+    """The attention of queries that saw no key."""
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    return peak, tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, D1), tl.float32)
+
+
+@triton.jit
+def _fold(
+    q1, q2, row, slots, masks, live, first, stop, peak, total, mixed, slot_size, value_at, factor, key_dim, head_dim,
     KEYS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
     SEEN: tl.constexpr = False,
 ):  # fmt: skip
-    """Attention of a query tile over keys first..stop-1: maxima and sums [ROWS], unnormalised outputs [ROWS, D1].
+    """Add keys first..stop-1 to a query tile's attention: maxima and sums [ROWS], unnormalised outputs [ROWS, D1].
 
-    A query that sees none of them gets -inf, 0 and 0. row: key of slot 0; q1 multiplies a key's first key_dim elements,
-    q2 the rest up to head_dim. value_at: offset from a key to its value. masks: pointers to position 0 of each query.
-    SEEN: no key is masked.
+    A query that saw none yet has -inf, 0 and 0. SPLIT: every SPLIT keys are summed by themselves and then merged; 0: one
+    sum. One loop reads all keys, so that loads run ahead across splits. row: key of slot 0; q1 multiplies a key's first
+    key_dim elements, q2 the rest up to head_dim. value_at: offset from a key to its value. masks: pointers to position
+    0 of each query. SEEN: no key is masked.
     """
     ROWS: tl.constexpr = q1.shape[0]
     column, tail = tl.arange(0, D1), tl.arange(0, D1 if D2 == 0 else D2)
     first_column = (tl.arange(0, 16) == 0)[None, :]
     ones = tl.full((KEYS, 16), 1.0, tl.float32).to(q1.dtype)
-    peak = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    mixed = tl.zeros((ROWS, D1), tl.float32)
-    for step in range(0, tl.minimum(SPLIT, stop - first), KEYS):
-        at = first + step + tl.arange(0, KEYS)
+    if SPLIT:
+        all_peak, all_total, all_mixed = peak, total, mixed
+        peak, total, mixed = _nothing(ROWS, D1)
+    for step in range(first, stop, KEYS):
+        at = step + tl.arange(0, KEYS)
         here = row + (tl.load(slots + at) * slot_size)[:, None]
         wanted = (column < key_dim)[None, :]
         keys = tl.load(here + column[None, :], mask=wanted, other=0.0)
@@ -174,6 +185,12 @@ def _split(
         values = tl.load(here + value_at + column[None, :], mask=wanted, other=0.0)
         mixed = mixed * fade[:, None] + dot(mass, values, WIDE)
         peak = top
+        if SPLIT:
+            if (step + KEYS) % SPLIT == 0:
+                all_peak, all_total, all_mixed = _merge(all_peak, all_total, all_mixed, peak, total, mixed)
+                peak, total, mixed = _nothing(ROWS, D1)
+    if SPLIT:
+        peak, total, mixed = _merge(all_peak, all_total, all_mixed, peak, total, mixed)
     return peak, total, mixed
 
 
@@ -207,21 +224,23 @@ def _merge(peak, total, mixed, more_peak, more_total, more_mixed):
 @triton.jit
 def _splits(
     q1, q2, row, slots, masks, live, common, stop, length, slot_size, value_at, factor, key_dim, head_dim,
-    KEYS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, SPLIT: tl.constexpr, LOOK: tl.constexpr,
-    WIDE: tl.constexpr,
+    KEYS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, SPLIT: tl.constexpr, MERGE: tl.constexpr,
+    LOOK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """`_split` of every split up to `stop`, merged in ascending order: sums and unnormalised outputs. All queries see
-    the first `common` keys, which form a split of their own."""
-    peak, total, mixed = _split(q1, q2, row, slots, masks, live, 0, common, slot_size, value_at, factor, key_dim,
-                                head_dim, KEYS, D1, D2, SPLIT, WIDE, SEEN=True)  # fmt: skip
-    for first in range(common, stop, SPLIT):
-        seen = True
-        if LOOK:
-            seen = _seen(masks, live, first, length, SPLIT)
-        if seen:
-            top, sums, more = _split(q1, q2, row, slots, masks, live, first, stop, slot_size, value_at, factor,
-                                     key_dim, head_dim, KEYS, D1, D2, SPLIT, WIDE)  # fmt: skip
-            peak, total, mixed = _merge(peak, total, mixed, top, sums, more)
+    """Attention over all keys up to `stop`: sums and unnormalised outputs. All queries see the first `common` keys.
+    MERGE: by splits, and `common` is a number of whole ones."""
+    peak, total, mixed = _nothing(q1.shape[0], D1)
+    if LOOK:
+        for first in range(0, stop, SPLIT):
+            if _seen(masks, live, first, length, SPLIT):
+                peak, total, mixed = _fold(q1, q2, row, slots, masks, live, first, tl.minimum(first + SPLIT, stop), peak,
+                                           total, mixed, slot_size, value_at, factor, key_dim, head_dim, KEYS, D1, D2,
+                                           SPLIT * MERGE, WIDE)  # fmt: skip
+    else:
+        peak, total, mixed = _fold(q1, q2, row, slots, masks, live, 0, common, peak, total, mixed, slot_size, value_at,
+                                   factor, key_dim, head_dim, KEYS, D1, D2, SPLIT * MERGE, WIDE, SEEN=True)  # fmt: skip
+        peak, total, mixed = _fold(q1, q2, row, slots, masks, live, common, stop, peak, total, mixed, slot_size,
+                                   value_at, factor, key_dim, head_dim, KEYS, D1, D2, SPLIT * MERGE, WIDE)  # fmt: skip
     return total, mixed
 
 
@@ -230,8 +249,8 @@ def _attend(
     q, cache, slots, masks, starts, out, peaks, totals, mixtures,
     q_batch, q_width, q_head, width, kv_heads, length, slot_size, value_at, factor, head_dim, value_dim, splits,
     GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr, D1: tl.constexpr,
-    D2: tl.constexpr, SPREAD: tl.constexpr, LOOK: tl.constexpr, ENDS: tl.constexpr, CAUSAL: tl.constexpr,
-    WIDE: tl.constexpr, PDL: tl.constexpr,
+    D2: tl.constexpr, SPREAD: tl.constexpr, MERGE: tl.constexpr, LOOK: tl.constexpr, ENDS: tl.constexpr,
+    CAUSAL: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program per request and key head, query tile and, with SPREAD, split. LOOK: skip fully masked splits. ENDS:
     skip tiles that begin past what the queries see. CAUSAL: read no masks of keys that all queries of a tile see.
@@ -269,17 +288,20 @@ def _attend(
             seen = _seen(masks, live, first, length, SPLIT)
             tl.store(peaks + place, tl.full((ROWS,), float("-inf"), tl.float32), mask=live & (seen == 0))
         if seen:
-            peak, total, mixed = _split(q1, q2, key, slots, masks, live, first, stop, slot_size, value_at, factor,
-                                        key_dim, head_dim, KEYS, D1, D2, SPLIT, WIDE)  # fmt: skip
+            peak, total, mixed = _nothing(ROWS, D1)
+            peak, total, mixed = _fold(q1, q2, key, slots, masks, live, first, tl.minimum(first + SPLIT, stop), peak,
+                                       total, mixed, slot_size, value_at, factor, key_dim, head_dim, KEYS, D1, D2, 0,
+                                       WIDE)  # fmt: skip
             tl.store(peaks + place, peak, mask=live)
             tl.store(totals + place, total, mask=live)
             tl.store(mixtures + place[:, None] * value_dim + column[None, :], mixed, mask=written)
     else:
         common = 0
         if CAUSAL:
-            common = _end(starts, request, first_row // GROUP, length, ENDS) // KEYS * KEYS
+            UNIT: tl.constexpr = SPLIT if MERGE else KEYS
+            common = _end(starts, request, first_row // GROUP, length, ENDS) // UNIT * UNIT
         total, mixed = _splits(q1, q2, key, slots, masks, live, common, stop, length, slot_size, value_at, factor,
-                               key_dim, head_dim, KEYS, D1, D2, SPLIT, LOOK, WIDE)  # fmt: skip
+                               key_dim, head_dim, KEYS, D1, D2, SPLIT, MERGE, LOOK, WIDE)  # fmt: skip
         place = ((request * width + at) * kv_heads * GROUP + head) * value_dim
         tl.store(out + place[:, None] + column[None, :], mixed / tl.where(live, total, 1.0)[:, None], mask=written)
 
@@ -320,14 +342,10 @@ def _tile(q: Tensor, reads: SplitReads, value_dim: int, rows: int) -> tuple[Atte
     tile = shape(head_dim, value_dim, size, rows // width)
     if tile.d2 or tile.rows != WIDE_TILE:
         return tile, SPLIT
-    if rows > WIDE_TILE:
-        if reads.start is None or reads.sparse or size != 2 or tile.d1 > 128:
-            return tile, SPLIT
-        tile = tile._replace(rows=PREFILL_TILE)
-    if reads.deterministic:
+    if rows > WIDE_TILE and (reads.start is None or reads.sparse or size != 2 or tile.d1 > 128):
         return tile, SPLIT
     memory = SHARED_MEMORY if supports_pdl(q.device) else SHARED_MEMORY // 2
-    return quick(tile, rows, reads.slots.shape[1], batch * reads.kv_heads, memory // size)
+    return fit(tile, rows, reads.slots.shape[1], batch * reads.kv_heads, memory // size, reads.deterministic)
 
 
 def paged_attention(q: Tensor, cache: Tensor, reads: SplitReads) -> Tensor:
@@ -356,8 +374,8 @@ def paged_attention(q: Tensor, cache: Tensor, reads: SplitReads) -> Tensor:
         plane if latent else 2 * plane, 0 if latent else plane,
         reads.factor * LOG2_E, head_dim, value_dim, splits,
         GROUP=group, ROWS=tile.rows, KEYS=min(tile.keys, split), SPLIT=split, D1=tile.d1, D2=tile.d2, SPREAD=spread,
-        LOOK=reads.sparse or (tiles >= MANY_TILES and not ends), ENDS=ends,
-        CAUSAL=reads.causal and split == WHOLE, WIDE=wide(q),
+        MERGE=split < WHOLE, LOOK=reads.sparse or (tiles >= MANY_TILES and not ends), ENDS=ends,
+        CAUSAL=reads.causal and ends, WIDE=wide(q),
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, **launch(q),
     )  # fmt: skip
     if spread:

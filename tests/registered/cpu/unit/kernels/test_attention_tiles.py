@@ -1,4 +1,4 @@
-"""The sums of attention where bits may not depend on the step."""
+"""The tiles of attention, and its sums where bits may not depend on the step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from specmatrix.kernels import check
 from specmatrix.kernels.backend import check_interpreter, interpreted
 from specmatrix.kernels.paged_attention import paged_attention, plan_reads, triton
-from specmatrix.kernels.paged_attention.triton import MAX_PROGRAMS, SHORT, WHOLE, quick, shape
+from specmatrix.kernels.paged_attention.triton import MAX_PROGRAMS, SHORT, WHOLE, fit, shape
 from specmatrix.kernels.pdl import SHARED_MEMORY
 from specmatrix.kernels.registry import KERNELS
 
@@ -38,7 +38,7 @@ def test_deterministic_sums_are_exact_in_float64_whatever_their_order():
 @pytest.mark.parametrize("pairs", [1, 8, 64, 256, 512])
 @pytest.mark.parametrize("length", [128, 1152, 8320, 131072])
 def test_a_quick_step_has_as_many_programs_as_run_at_once_and_tiles_that_fit(length, pairs, rows, d):
-    tile, split = quick(shape(d, d, 2, 4), rows, length, pairs, SHARED_MEMORY // 2)
+    tile, split = fit(shape(d, d, 2, 4), rows, length, pairs, SHARED_MEMORY // 2, False)
     pairs *= -(-rows // tile.rows)
     assert -(-length // split) * pairs <= max(MAX_PROGRAMS, pairs) and split % tile.keys == 0
     # Half as long splits would be too many.
