@@ -63,7 +63,7 @@ PLAIN_CASES = (
     _product(1, 1, 1),
     _product(2, 33, 5),
     _product(17, 64, 40, transposed=True),
-    _product(9, 40, 70, BF16),
+    _product(9, 40, 72, BF16),
     _product(3, 130, 7, torch.float16, transposed=True),
     _product(5, 1100, 33, BF16),
     Case("strided rows", _view),
@@ -73,6 +73,7 @@ PLAIN_CASES = (
     _product(64, 4096, 1024, BF16, transposed=True, big=True),
     _product(64, 2085, 321, BF16, big=True),
     _product(300, 4096, 4128, BF16, transposed=True, big=True),
+    _product(2100, 520, 4128, BF16, big=True),
 )
 SEVERAL_CASES = (
     _several(0, 1, 8, 4),
@@ -84,7 +85,7 @@ SEVERAL_CASES = (
 ADDED_CASES = (
     _product(0, 8, 4, added=True),
     _product(1, 20, 6, added=True),
-    _product(18, 70, 33, BF16, transposed=True, added=True),
+    _product(18, 72, 33, BF16, transposed=True, added=True),
     _product(4, 2000, 20, added=True),
     _product(40, 4096, 512, BF16, transposed=True, added=True, big=True),
 )

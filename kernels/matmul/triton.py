@@ -1,26 +1,32 @@
 """matmul with a summation order that depends on K, N and the dtype only.
 
 K is split into ranges; a range is summed tile by tile, and the ranges are added in ascending order. Products of few
-rows use one program per range and a second launch that adds (split-K); others add the ranges within one program.
+rows use one program per range and a second launch that adds (split-K); others add the ranges within one program. Of
+many rows, on Hopper, every processor has one program that takes tile after tile, loaded by its tensor memory accelerator.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from specmatrix.errors import KernelError
 from specmatrix.kernels import preconditions
 from specmatrix.kernels.dot import dot, wide
+from specmatrix.kernels.pdl import supports_pdl
 
 # Numbers of programs that fill a GPU, and that occupy most of it.
 FULL, SOME = 264, 96
 # Columns per program in that count; limits on the number and length of ranges, which end at multiples of UNIT.
 NARROW, MAX_RANGES, SHORTEST_RANGE, UNIT = 32, 8, 512, 128
+# Products of more rows are prefills.
+MANY_ROWS = 256
 
 
 class MatmulTile(NamedTuple):
@@ -77,6 +83,31 @@ def _multiply(
 
 
 @triton.jit(do_not_specialize=["rows"])
+def _stream(
+    x, weight, out, rows, columns, depth, o_m, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    GROUP: tl.constexpr, TRANSPOSED: tl.constexpr, ADD: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """One program per processor, for a single range. x, weight: descriptors of the tensors, the weight's of its transpose
+    with TRANSPOSED. GROUP rows of tiles are taken column by column, so that their operands stay in the L2 cache."""
+    down, across = tl.cdiv(rows, ROWS), tl.cdiv(columns, COLUMNS)
+    for tile in tl.range(tl.program_id(0), down * across, tl.num_programs(0), flatten=True):
+        first, within = tile // (GROUP * across) * GROUP, tile % (GROUP * across)
+        high = tl.minimum(down - first, GROUP)
+        top, left = (first + within % high) * ROWS, within // high * COLUMNS
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for k in range(0, depth, DEPTH):
+            a = x.load([top, k])
+            b = tl.trans(weight.load([left, k])) if TRANSPOSED else weight.load([k, left])
+            total += dot(a, b, WIDE)
+        m, n = top.to(tl.int64) + tl.arange(0, ROWS), left + tl.arange(0, COLUMNS)
+        written = (m < rows)[:, None] & (n < columns)[None, :]
+        at = out + m[:, None] * o_m + n[None, :]
+        if ADD:
+            total += tl.load(at, mask=written, other=0.0).to(tl.float32)
+        tl.store(at, total, mask=written)
+
+
+@triton.jit(do_not_specialize=["rows"])
 def _sum(parts, out, rows, columns, o_h, o_m, ranges, COLUMNS: tl.constexpr, ADD: tl.constexpr):
     m, n = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     which = tl.program_id(2).to(tl.int64)
@@ -94,7 +125,7 @@ def tile(rows: int, columns: int, dtype: torch.dtype) -> MatmulTile:
     """A fast tile for `rows` rows; the choice changes no bit, as every tile sums over K in order."""
     if dtype is torch.float32:
         return MatmulTile(16, 32, 32, warps=4, stages=3)
-    if rows > 256:
+    if rows > MANY_ROWS:
         return MatmulTile(128, 256, 64, warps=8, stages=3)
     few = 16 if rows <= 16 else 64
     if columns >= 16384:
@@ -126,12 +157,44 @@ def matmul(x: Tensor, weight: Tensor, out: Tensor | None, add: bool) -> Tensor:
     return out
 
 
+@lru_cache(maxsize=16)
+def processors(device: torch.device) -> int:
+    """The number of a GPU's multiprocessors if they have tensor memory accelerators, else 0."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if supports_pdl(device) else 0
+
+
+def _described(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor | None:
+    """What loads blocks [rows, columns] of a matrix; None if its rows are not dense or not aligned."""
+    if matrix.stride(1) != 1 or matrix.stride(0) * matrix.element_size() % 16 or matrix.data_ptr() % 16:
+        return None
+    return TensorDescriptor(matrix, [*matrix.shape], [*matrix.stride()], [rows, columns])
+
+
+def _streamed(x: Tensor, weight: Tensor, out: Tensor, shape: MatmulTile, add: bool) -> bool:
+    """Compute out = x @ weight by `_stream` if the operands allow it; returns whether they do."""
+    (rows, depth), columns = x.shape, weight.shape[1]
+    transposed = weight.stride(0) == 1
+    a = _described(x, shape.rows, shape.depth)
+    b = _described(*((weight.mT, shape.columns, shape.depth) if transposed else (weight, shape.depth, shape.columns)))
+    if a is None or b is None:
+        return False
+    tiles = triton.cdiv(rows, shape.rows) * triton.cdiv(columns, shape.columns)
+    _stream[(min(tiles, processors(x.device)),)](
+        a, b, out, rows, columns, depth, out.stride(0), ROWS=shape.rows, COLUMNS=shape.columns, DEPTH=shape.depth,
+        GROUP=8, TRANSPOSED=transposed, ADD=add, WIDE=wide(x), num_warps=shape.warps, num_stages=shape.stages,
+    )  # fmt: skip
+    return True
+
+
 def _run(x: Tensor, weight: Tensor, out: Tensor, add: bool) -> None:
     (several, rows, depth), columns = x.shape, weight.shape[2]
     if not out.numel():
         return
     shape = tile(rows, columns, x.dtype)
     count = ranges(columns, depth)
+    many = rows > MANY_ROWS and several == count == 1 and x.element_size() == 2 and processors(x.device)
+    if many and _streamed(x[0], weight[0], out[0], shape, add):
+        return
     span = triton.cdiv(triton.cdiv(depth, count), UNIT) * UNIT
     grid = (triton.cdiv(rows, shape.rows), triton.cdiv(columns, shape.columns))
     spread = count > 1 and grid[0] * grid[1] * several < FULL
