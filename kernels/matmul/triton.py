@@ -1,8 +1,8 @@
 """matmul with a summation order that depends on K, N and the dtype only.
 
 K is split into ranges; a range is summed tile by tile, and the ranges are added in ascending order. Products of few
-rows use one program per range and a second launch that adds (split-K); others add the ranges within one program. Of
-many rows, on Hopper, every processor has one program that takes tile after tile, loaded by its tensor memory accelerator.
+rows use one program per range and a second launch that adds (split-K); others add the ranges within one program. With
+many rows on Hopper, each multiprocessor runs one program, which takes tile after tile, loaded by its TMA.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def _stream(
     x, weight, out, rows, columns, depth, o_m, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     GROUP: tl.constexpr, TRANSPOSED: tl.constexpr, ADD: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One program per processor, for a single range. x, weight: descriptors of the tensors, the weight's of its transpose
-    with TRANSPOSED. GROUP rows of tiles are taken column by column, so that their operands stay in the L2 cache."""
+    """One program per multiprocessor, for a single range. x, weight: tensor descriptors; TRANSPOSED: of the weight's
+    transpose. GROUP rows of tiles are taken column by column, so that their operands stay in the L2 cache."""
     down, across = tl.cdiv(rows, ROWS), tl.cdiv(columns, COLUMNS)
     for tile in tl.range(tl.program_id(0), down * across, tl.num_programs(0), flatten=True):
         first, within = tile // (GROUP * across) * GROUP, tile % (GROUP * across)
@@ -159,7 +159,7 @@ def matmul(x: Tensor, weight: Tensor, out: Tensor | None, add: bool) -> Tensor:
 
 @lru_cache(maxsize=16)
 def processors(device: torch.device) -> int:
-    """The number of a GPU's multiprocessors if they have tensor memory accelerators, else 0."""
+    """The number of a GPU's multiprocessors if they have a TMA (tensor memory accelerator), else 0."""
     return torch.cuda.get_device_properties(device).multi_processor_count if supports_pdl(device) else 0
 
 

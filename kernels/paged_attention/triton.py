@@ -113,8 +113,8 @@ def shape(head_dim: int, value_dim: int, size: int, group: int) -> AttentionShap
 def fit(
     tile: AttentionShape, rows: int, length: int, pairs: int, memory: int, deterministic: bool
 ) -> tuple[AttentionShape, int]:
-    """The tile and the keys per split of a step with `rows` queries for each of `pairs` key heads. memory: elements that
-    a program may load ahead.
+    """The tile and the keys per split of a step with `rows` queries for each of `pairs` key heads. memory: elements
+    that a program may load ahead.
 
     Unless deterministic, splits are as short as MAX_PROGRAMS allows. A program of several tiles of keys loads as many
     ahead as fit; where there are more programs, they hide each other's latency.
@@ -150,10 +150,10 @@ def _fold(
 ):  # fmt: skip
     """Add keys first..stop-1 to a query tile's attention: maxima and sums [ROWS], unnormalised outputs [ROWS, D1].
 
-    A query that saw none yet has -inf, 0 and 0. SPLIT: every SPLIT keys are summed by themselves and then merged; 0: one
-    sum. One loop reads all keys, so that loads run ahead across splits. row: key of slot 0; q1 multiplies a key's first
-    key_dim elements, q2 the rest up to head_dim. value_at: offset from a key to its value. masks: pointers to position
-    0 of each query. SEEN: no key is masked.
+    A query that saw none yet has -inf, 0 and 0. SPLIT: every SPLIT keys are summed by themselves and then merged; 0:
+    one sum. One loop reads all keys, so that loads run ahead across splits. row: key of slot 0; q1 multiplies a key's
+    first key_dim elements, q2 the rest up to head_dim. value_at: offset from a key to its value. masks: pointers to
+    position 0 of each query. SEEN: no key is masked.
     """
     ROWS: tl.constexpr = q1.shape[0]
     column, tail = tl.arange(0, D1), tl.arange(0, D1 if D2 == 0 else D2)
@@ -185,10 +185,9 @@ def _fold(
         values = tl.load(here + value_at + column[None, :], mask=wanted, other=0.0)
         mixed = mixed * fade[:, None] + dot(mass, values, WIDE)
         peak = top
-        if SPLIT:
-            if (step + KEYS) % SPLIT == 0:
-                all_peak, all_total, all_mixed = _merge(all_peak, all_total, all_mixed, peak, total, mixed)
-                peak, total, mixed = _nothing(ROWS, D1)
+        if SPLIT and (step + KEYS) % SPLIT == 0:
+            all_peak, all_total, all_mixed = _merge(all_peak, all_total, all_mixed, peak, total, mixed)
+            peak, total, mixed = _nothing(ROWS, D1)
     if SPLIT:
         peak, total, mixed = _merge(all_peak, all_total, all_mixed, peak, total, mixed)
     return peak, total, mixed
@@ -233,9 +232,10 @@ def _splits(
     if LOOK:
         for first in range(0, stop, SPLIT):
             if _seen(masks, live, first, length, SPLIT):
-                peak, total, mixed = _fold(q1, q2, row, slots, masks, live, first, tl.minimum(first + SPLIT, stop), peak,
-                                           total, mixed, slot_size, value_at, factor, key_dim, head_dim, KEYS, D1, D2,
-                                           SPLIT * MERGE, WIDE)  # fmt: skip
+                end = tl.minimum(first + SPLIT, stop)
+                peak, total, mixed = _fold(q1, q2, row, slots, masks, live, first, end, peak, total, mixed, slot_size,
+                                           value_at, factor, key_dim, head_dim, KEYS, D1, D2, SPLIT * MERGE,
+                                           WIDE)  # fmt: skip
     else:
         peak, total, mixed = _fold(q1, q2, row, slots, masks, live, 0, common, peak, total, mixed, slot_size, value_at,
                                    factor, key_dim, head_dim, KEYS, D1, D2, SPLIT * MERGE, WIDE, SEEN=True)  # fmt: skip

@@ -298,10 +298,10 @@ class Scheduler:
 
     def _verified(self, request: Request, nodes: int) -> int:
         """Upper bound of the nodes that a row verifies in a round of `nodes`; every step in flight adds a token."""
-        if not self.ragged:
-            return nodes
         room = request.limit - request.num_tokens - len(self._account(request).in_flight)
-        return nodes_within(room, self.topk, nodes) if room > 0 else 0
+        if room <= 0:
+            return 0
+        return nodes_within(room, self.topk, nodes) if self.ragged else nodes
 
     def _joins(self, request: Request, first: int | None) -> bool:
         """Whether a request may join a step whose first request is `first`, while some requests are isolated."""

@@ -129,15 +129,14 @@ def test_a_retracted_request_is_not_admitted_into_the_pages_it_gave_up():
     assert max(r.retractions for r in requests) <= 2
 
 
-def test_lag_leaves_a_step_unread():
-    seen = {}
-    for lag in (0, 1, 2):
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_steps_behind_a_stop_string_are_dropped_and_none_is_launched_behind_a_certain_end(lag):
+    for stop, wasted, launched in (((), 0, 6), (("d",), lag, 4 + lag)):
         loop = toy_loop(lag=lag, page_size=4, pages=20)
-        drain(loop, [([1, 2], 6, (), None)], (), {})
-        seen[lag] = (loop.counters.counts["overlap.in_flight"], loop.counters.counts["overlap.dropped"])
-    assert seen[0] == (0, 0)
-    assert seen[1][0] > 0 and seen[1][1] == 1
-    assert seen[2][1] == 2
+        drain(loop, [([1, 2], 6, stop, None)], (), {})
+        counts = loop.counters.counts
+        assert counts["overlap.dropped"] == wasted and bool(counts["overlap.in_flight"]) is bool(lag)
+        assert counts["prefill.step"] + counts["decode.round"] == launched
 
 
 def test_a_window_holds_a_few_pages_of_a_long_answer_and_bounds_admission():

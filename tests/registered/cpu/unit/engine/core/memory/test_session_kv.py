@@ -213,7 +213,7 @@ def test_idle_sessions_are_dropped_longest_unused_first_before_anybody_is_retrac
 def test_the_session_of_a_queued_turn_is_dropped_last_and_its_turn_computes_the_history():
     scheduler = scheduler_of(pages=16, rows=1)
     one, two = first_turn(scheduler, 1), first_turn(scheduler, 2)
-    plain = turn(scheduler, 3, 12, holds=False, new=13)
+    plain = turn(scheduler, 3, 12, holds=False, new=14)
     later = turn(scheduler, 4, [*one.tokens, 9], account=1)
     for _ in range(3):
         step(scheduler, accepted=3)
