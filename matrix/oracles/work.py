@@ -166,8 +166,8 @@ class WorkReplay:
         return self._launch(request, take, prefill=True)
 
     def _rounds(self) -> tuple[int, list[Launched]]:
-        """Every request with its prompt in KV takes part, with room for the widest round; all have one width, unless
-        what is left of a length is less."""
+        """Every request with its prompt in KV takes part that the steps in flight do not end, with room for the widest
+        round; all have one width, unless what is left of a length is less."""
         ready = []
         for request in list(self.active):
             most = self._most(request) if request.decoding else 0
@@ -180,11 +180,14 @@ class WorkReplay:
         return width, [self._launch(request, min(width, most), prefill=False) for request, most in ready]
 
     def _most(self, request: PlannedRequest) -> int:
-        """Nodes of a row: of the widest round, or those whose tokens still fit after one from each step in flight."""
+        """Nodes of a row: of the widest round, or those whose tokens still fit after one from each step in flight; none
+        if these end it."""
         width, branches = self.sizes.width, self.sizes.branches
+        left = request.sent.new_tokens - request.out - len(self._row(request).flights)
+        if left <= 0:
+            return 0
         if not branches:
             return width
-        left = request.sent.new_tokens - request.out - len(self._row(request).flights)
         nodes: int = sum(branches**depth for depth in range(min(left, width)))
         return min(width, nodes)
 

@@ -40,7 +40,7 @@ def test_the_account_of_a_run_under_memory_pressure(measured):
 @pytest.mark.parametrize(
     ("cell", "runs", "needs"),
     [
-        (TREE, "2 requests by 8", "2 x 4, 2 x 4, 2 x 4"),
+        (TREE, "1 requests by 8", "1 x 4, 1 x 4, 1 x 4"),
         ("dflash.n4.mixed_lengths", "1 requests by 4", "1 x 4, 1 x 4"),
         ("ngram.v2.pair", "1 requests by 12", ""),
         ("nextn.deepseek.s2.v2.mixed_lengths", "1 requests by 3", "1 x 4, 1 x 4"),
