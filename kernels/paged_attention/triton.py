@@ -144,16 +144,16 @@ def _nothing(ROWS: tl.constexpr, D1: tl.constexpr):
 
 @triton.jit
 def _fold(
-    q1, q2, row, slots, masks, live, first, stop, peak, total, mixed, slot_size, value_at, factor, key_dim, head_dim,
+    q1, q2, row, slots, masks, live, count, peak, total, mixed, slot_size, value_at, factor, key_dim, head_dim,
     KEYS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
     SEEN: tl.constexpr = False,
 ):  # fmt: skip
-    """Add keys first..stop-1 to a query tile's attention: maxima and sums [ROWS], unnormalised outputs [ROWS, D1].
+    """Add the first `count` keys to a query tile's attention: maxima and sums [ROWS], unnormalised outputs [ROWS, D1].
 
     A query that saw none yet has -inf, 0 and 0. SPLIT: every SPLIT keys are summed by themselves and then merged; 0:
     one sum. One loop reads all keys, so that loads run ahead across splits. row: key of slot 0; q1 multiplies a key's
-    first key_dim elements, q2 the rest up to head_dim. value_at: offset from a key to its value. masks: pointers to
-    position 0 of each query. SEEN: no key is masked.
+    first key_dim elements, q2 the rest up to head_dim. value_at: offset from a key to its value. slots, masks: pointers
+    to the first key's slot and each query's mask. SEEN: no key is masked.
     """
     ROWS: tl.constexpr = q1.shape[0]
     column, tail = tl.arange(0, D1), tl.arange(0, D1 if D2 == 0 else D2)
@@ -162,7 +162,7 @@ def _fold(
     if SPLIT:
         all_peak, all_total, all_mixed = peak, total, mixed
         peak, total, mixed = _nothing(ROWS, D1)
-    for step in range(first, stop, KEYS):
+    for step in range(0, count, KEYS):
         at = step + tl.arange(0, KEYS)
         here = row + (tl.load(slots + at) * slot_size)[:, None]
         wanted = (column < key_dim)[None, :]
@@ -224,22 +224,25 @@ def _merge(peak, total, mixed, more_peak, more_total, more_mixed):
 def _splits(
     q1, q2, row, slots, masks, live, common, stop, length, slot_size, value_at, factor, key_dim, head_dim,
     KEYS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, SPLIT: tl.constexpr, MERGE: tl.constexpr,
-    LOOK: tl.constexpr, WIDE: tl.constexpr,
+    LOOK: tl.constexpr, CAUSAL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Attention over all keys up to `stop`: sums and unnormalised outputs. All queries see the first `common` keys.
-    MERGE: by splits, and `common` is a number of whole ones."""
+    """Attention over all keys up to `stop`: sums and unnormalised outputs. CAUSAL: all queries see the first `common`
+    keys. MERGE: by splits, and `common` is a number of whole ones."""
     peak, total, mixed = _nothing(q1.shape[0], D1)
     if LOOK:
         for first in range(0, stop, SPLIT):
             if _seen(masks, live, first, length, SPLIT):
-                end = tl.minimum(first + SPLIT, stop)
-                peak, total, mixed = _fold(q1, q2, row, slots, masks, live, first, end, peak, total, mixed, slot_size,
-                                           value_at, factor, key_dim, head_dim, KEYS, D1, D2, SPLIT * MERGE,
+                count = tl.minimum(SPLIT, stop - first)
+                peak, total, mixed = _fold(q1, q2, row, slots + first, masks + first, live, count, peak, total, mixed,
+                                           slot_size, value_at, factor, key_dim, head_dim, KEYS, D1, D2, SPLIT * MERGE,
                                            WIDE)  # fmt: skip
     else:
-        peak, total, mixed = _fold(q1, q2, row, slots, masks, live, 0, common, peak, total, mixed, slot_size, value_at,
-                                   factor, key_dim, head_dim, KEYS, D1, D2, SPLIT * MERGE, WIDE, SEEN=True)  # fmt: skip
-        peak, total, mixed = _fold(q1, q2, row, slots, masks, live, common, stop, peak, total, mixed, slot_size,
+        if CAUSAL:
+            peak, total, mixed = _fold(q1, q2, row, slots, masks, live, common, peak, total, mixed, slot_size, value_at,
+                                       factor, key_dim, head_dim, KEYS, D1, D2, SPLIT * MERGE, WIDE,
+                                       SEEN=True)  # fmt: skip
+            slots, masks = slots + common, masks + common
+        peak, total, mixed = _fold(q1, q2, row, slots, masks, live, stop - common, peak, total, mixed, slot_size,
                                    value_at, factor, key_dim, head_dim, KEYS, D1, D2, SPLIT * MERGE, WIDE)  # fmt: skip
     return total, mixed
 
@@ -289,8 +292,9 @@ def _attend(
             tl.store(peaks + place, tl.full((ROWS,), float("-inf"), tl.float32), mask=live & (seen == 0))
         if seen:
             peak, total, mixed = _nothing(ROWS, D1)
-            peak, total, mixed = _fold(q1, q2, key, slots, masks, live, first, tl.minimum(first + SPLIT, stop), peak,
-                                       total, mixed, slot_size, value_at, factor, key_dim, head_dim, KEYS, D1, D2, 0,
+            count = tl.minimum(SPLIT, stop - first)
+            peak, total, mixed = _fold(q1, q2, key, slots + first, masks + first, live, count, peak, total, mixed,
+                                       slot_size, value_at, factor, key_dim, head_dim, KEYS, D1, D2, 0,
                                        WIDE)  # fmt: skip
             tl.store(peaks + place, peak, mask=live)
             tl.store(totals + place, total, mask=live)
@@ -301,7 +305,7 @@ def _attend(
             UNIT: tl.constexpr = SPLIT if MERGE else KEYS
             common = _end(starts, request, first_row // GROUP, length, ENDS) // UNIT * UNIT
         total, mixed = _splits(q1, q2, key, slots, masks, live, common, stop, length, slot_size, value_at, factor,
-                               key_dim, head_dim, KEYS, D1, D2, SPLIT, MERGE, LOOK, WIDE)  # fmt: skip
+                               key_dim, head_dim, KEYS, D1, D2, SPLIT, MERGE, LOOK, CAUSAL, WIDE)  # fmt: skip
         place = ((request * width + at) * kv_heads * GROUP + head) * value_dim
         tl.store(out + place[:, None] + column[None, :], mixed / tl.where(live, total, 1.0)[:, None], mask=written)
 
@@ -374,8 +378,8 @@ def paged_attention(q: Tensor, cache: Tensor, reads: SplitReads) -> Tensor:
         plane if latent else 2 * plane, 0 if latent else plane,
         reads.factor * LOG2_E, head_dim, value_dim, splits,
         GROUP=group, ROWS=tile.rows, KEYS=min(tile.keys, split), SPLIT=split, D1=tile.d1, D2=tile.d2, SPREAD=spread,
-        MERGE=split < WHOLE, LOOK=reads.sparse or (tiles >= MANY_TILES and not ends), ENDS=ends,
-        CAUSAL=reads.causal and ends, WIDE=wide(q),
+        MERGE=splits > 1, LOOK=reads.sparse or (tiles >= MANY_TILES and not ends), ENDS=ends,
+        CAUSAL=reads.causal and ends and tile.rows == PREFILL_TILE, WIDE=wide(q),
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, **launch(q),
     )  # fmt: skip
     if spread:
