@@ -74,6 +74,8 @@ PLAIN_CASES = (
     _product(64, 2085, 321, BF16, big=True),
     _product(300, 4096, 4128, BF16, transposed=True, big=True),
     _product(2100, 520, 4128, BF16, big=True),
+    _product(100, 520, 6152, BF16, transposed=True, big=True),
+    _product(70, 520, 4128, BF16, big=True),
 )
 SEVERAL_CASES = (
     _several(0, 1, 8, 4),

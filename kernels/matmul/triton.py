@@ -25,8 +25,8 @@ from specmatrix.kernels.pdl import supports_pdl
 FULL, SOME = 264, 96
 # Columns per program in that count; limits on the number and length of ranges, which end at multiples of UNIT.
 NARROW, MAX_RANGES, SHORTEST_RANGE, UNIT = 32, 8, 512, 128
-# Products of more rows are prefills.
-MANY_ROWS = 256
+# Products of more rows are streamed on Hopper.
+MANY_ROWS = 64
 
 
 class MatmulTile(NamedTuple):
@@ -37,6 +37,14 @@ class MatmulTile(NamedTuple):
     depth: int
     warps: int
     stages: int
+
+
+STREAMED = (
+    MatmulTile(128, 256, 64, warps=8, stages=3),
+    MatmulTile(128, 128, 64, warps=4, stages=5),
+    MatmulTile(128, 64, 64, warps=4, stages=6),
+    MatmulTile(64, 64, 128, warps=4, stages=4),
+)
 
 
 @triton.jit
@@ -125,8 +133,8 @@ def tile(rows: int, columns: int, dtype: torch.dtype) -> MatmulTile:
     """A fast tile for `rows` rows; the choice changes no bit, as every tile sums over K in order."""
     if dtype is torch.float32:
         return MatmulTile(16, 32, 32, warps=4, stages=3)
-    if rows > MANY_ROWS:
-        return MatmulTile(128, 256, 64, warps=8, stages=3)
+    if rows > 256:
+        return STREAMED[0]
     few = 16 if rows <= 16 else 64
     if columns >= 16384:
         return MatmulTile(few, 128, 64, warps=4, stages=4)
@@ -170,16 +178,18 @@ def _described(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor | No
     return TensorDescriptor(matrix, [*matrix.shape], [*matrix.stride()], [rows, columns])
 
 
-def _streamed(x: Tensor, weight: Tensor, out: Tensor, shape: MatmulTile, add: bool) -> bool:
-    """Compute out = x @ weight by `_stream` if the operands allow it; returns whether they do."""
+def _streamed(x: Tensor, weight: Tensor, out: Tensor, add: bool) -> bool:
+    """Compute out = x @ weight by `_stream`, in the largest tiles that occupy a GPU, if the operands allow it; returns
+    whether they do."""
     (rows, depth), columns = x.shape, weight.shape[1]
-    transposed = weight.stride(0) == 1
+    tiles = [triton.cdiv(rows, each.rows) * triton.cdiv(columns, each.columns) for each in STREAMED]
+    chosen = next((place for place, count in enumerate(tiles) if count >= SOME), -1)
+    shape, transposed = STREAMED[chosen], weight.stride(0) == 1
     a = _described(x, shape.rows, shape.depth)
     b = _described(*((weight.mT, shape.columns, shape.depth) if transposed else (weight, shape.depth, shape.columns)))
     if a is None or b is None:
         return False
-    tiles = triton.cdiv(rows, shape.rows) * triton.cdiv(columns, shape.columns)
-    _stream[(min(tiles, processors(x.device)),)](
+    _stream[(min(tiles[chosen], processors(x.device)),)](
         a, b, out, rows, columns, depth, out.stride(0), ROWS=shape.rows, COLUMNS=shape.columns, DEPTH=shape.depth,
         GROUP=8, TRANSPOSED=transposed, ADD=add, WIDE=wide(x), num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
@@ -190,11 +200,11 @@ def _run(x: Tensor, weight: Tensor, out: Tensor, add: bool) -> None:
     (several, rows, depth), columns = x.shape, weight.shape[2]
     if not out.numel():
         return
-    shape = tile(rows, columns, x.dtype)
     count = ranges(columns, depth)
     many = rows > MANY_ROWS and several == count == 1 and x.element_size() == 2 and processors(x.device)
-    if many and _streamed(x[0], weight[0], out[0], shape, add):
+    if many and _streamed(x[0], weight[0], out[0], add):
         return
+    shape = tile(rows, columns, x.dtype)
     span = triton.cdiv(triton.cdiv(depth, count), UNIT) * UNIT
     grid = (triton.cdiv(rows, shape.rows), triton.cdiv(columns, shape.columns))
     spread = count > 1 and grid[0] * grid[1] * several < FULL

@@ -107,7 +107,7 @@ def shape(head_dim: int, value_dim: int, size: int, group: int) -> AttentionShap
     d2 = max(16, triton.next_power_of_2(head_dim - value_dim)) if head_dim > value_dim else 0
     if (d1 + d2) * size > 512:
         return AttentionShape(64 if group >= 64 and size == 2 else 16, 32, d1, d2, warps=8, stages=2)
-    return AttentionShape(WIDE_TILE, 64, d1, d2, warps=4, stages=3 if d1 * size <= 256 else 2)
+    return AttentionShape(WIDE_TILE, 64, d1, d2, warps=2 if size == 2 else 4, stages=3 if d1 * size <= 256 else 2)
 
 
 def fit(
@@ -119,7 +119,10 @@ def fit(
     Unless deterministic, splits are as short as MAX_PROGRAMS allows. A program of several tiles of keys loads as many
     ahead as fit; where there are more programs, they hide each other's latency.
     """
-    tile = tile._replace(rows=16 if rows <= 16 else WIDE_TILE if rows <= WIDE_TILE else PREFILL_TILE)
+    if rows > WIDE_TILE:
+        tile = tile._replace(rows=PREFILL_TILE, warps=4)
+    elif rows <= 16:
+        tile = tile._replace(rows=16)
     if deterministic:
         return tile, SPLIT
     programs, split = pairs * triton.cdiv(rows, tile.rows), SHORT
@@ -129,7 +132,7 @@ def fit(
     if tile.rows == PREFILL_TILE:
         return tile._replace(stages=min(3, ahead)), split if programs <= MAX_PROGRAMS else WHOLE
     if split == SHORT:
-        return tile._replace(keys=SHORT if 4 * SHORT * tile.d1 <= memory else 64, stages=2), SHORT
+        return tile._replace(keys=SHORT if 4 * SHORT * tile.d1 <= memory else 64, warps=4, stages=2), SHORT
     if pairs > MAX_PROGRAMS:
         return tile._replace(warps=2, stages=2), split
     return tile._replace(warps=8 if rows <= 16 and split > SPLIT else 2, stages=ahead), split
@@ -144,16 +147,17 @@ def _nothing(ROWS: tl.constexpr, D1: tl.constexpr):
 
 @triton.jit
 def _fold(
-    q1, q2, row, slots, masks, live, count, peak, total, mixed, slot_size, value_at, factor, key_dim, head_dim,
-    KEYS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
-    SEEN: tl.constexpr = False,
+    q1, q2, row, slots, masks, live, first, stop, peak, total, mixed, slot_size, value_at, factor, key_dim, head_dim,
+    KEYS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, MOST: tl.constexpr, SPLIT: tl.constexpr,
+    WIDE: tl.constexpr, SEEN: tl.constexpr = False,
 ):  # fmt: skip
-    """Add the first `count` keys to a query tile's attention: maxima and sums [ROWS], unnormalised outputs [ROWS, D1].
+    """Add keys first..stop-1, at most MOST, to a query tile's attention: maxima and sums [ROWS], unnormalised outputs
+    [ROWS, D1].
 
     A query that saw none yet has -inf, 0 and 0. SPLIT: every SPLIT keys are summed by themselves and then merged; 0:
     one sum. One loop reads all keys, so that loads run ahead across splits. row: key of slot 0; q1 multiplies a key's
-    first key_dim elements, q2 the rest up to head_dim. value_at: offset from a key to its value. slots, masks: pointers
-    to the first key's slot and each query's mask. SEEN: no key is masked.
+    first key_dim elements, q2 the rest up to head_dim. value_at: offset from a key to its value. masks: pointers to
+    position 0 of each query. SEEN: no key is masked.
     """
     ROWS: tl.constexpr = q1.shape[0]
     column, tail = tl.arange(0, D1), tl.arange(0, D1 if D2 == 0 else D2)
@@ -162,8 +166,8 @@ def _fold(
     if SPLIT:
         all_peak, all_total, all_mixed = peak, total, mixed
         peak, total, mixed = _nothing(ROWS, D1)
-    for step in range(0, count, KEYS):
-        at = step + tl.arange(0, KEYS)
+    for step in range(0, tl.minimum(MOST, stop - first), KEYS):
+        at = first + step + tl.arange(0, KEYS)
         here = row + (tl.load(slots + at) * slot_size)[:, None]
         wanted = (column < key_dim)[None, :]
         keys = tl.load(here + column[None, :], mask=wanted, other=0.0)
@@ -185,7 +189,7 @@ def _fold(
         values = tl.load(here + value_at + column[None, :], mask=wanted, other=0.0)
         mixed = mixed * fade[:, None] + dot(mass, values, WIDE)
         peak = top
-        if SPLIT and (step + KEYS) % SPLIT == 0:
+        if SPLIT and (first + step + KEYS) % SPLIT == 0:
             all_peak, all_total, all_mixed = _merge(all_peak, all_total, all_mixed, peak, total, mixed)
             peak, total, mixed = _nothing(ROWS, D1)
     if SPLIT:
@@ -228,22 +232,22 @@ def _splits(
 ):  # fmt: skip
     """Attention over all keys up to `stop`: sums and unnormalised outputs. CAUSAL: all queries see the first `common`
     keys. MERGE: by splits, and `common` is a number of whole ones."""
+    MOST: tl.constexpr = 1 << 30
     peak, total, mixed = _nothing(q1.shape[0], D1)
     if LOOK:
         for first in range(0, stop, SPLIT):
             if _seen(masks, live, first, length, SPLIT):
-                count = tl.minimum(SPLIT, stop - first)
-                peak, total, mixed = _fold(q1, q2, row, slots + first, masks + first, live, count, peak, total, mixed,
-                                           slot_size, value_at, factor, key_dim, head_dim, KEYS, D1, D2, SPLIT * MERGE,
+                peak, total, mixed = _fold(q1, q2, row, slots, masks, live, first, stop, peak, total, mixed, slot_size,
+                                           value_at, factor, key_dim, head_dim, KEYS, D1, D2, SPLIT, SPLIT * MERGE,
                                            WIDE)  # fmt: skip
     else:
         if CAUSAL:
-            peak, total, mixed = _fold(q1, q2, row, slots, masks, live, common, peak, total, mixed, slot_size, value_at,
-                                       factor, key_dim, head_dim, KEYS, D1, D2, SPLIT * MERGE, WIDE,
+            peak, total, mixed = _fold(q1, q2, row, slots, masks, live, 0, common, peak, total, mixed, slot_size,
+                                       value_at, factor, key_dim, head_dim, KEYS, D1, D2, MOST, SPLIT * MERGE, WIDE,
                                        SEEN=True)  # fmt: skip
-            slots, masks = slots + common, masks + common
-        peak, total, mixed = _fold(q1, q2, row, slots, masks, live, stop - common, peak, total, mixed, slot_size,
-                                   value_at, factor, key_dim, head_dim, KEYS, D1, D2, SPLIT * MERGE, WIDE)  # fmt: skip
+        peak, total, mixed = _fold(q1, q2, row, slots, masks, live, common, stop, peak, total, mixed, slot_size,
+                                   value_at, factor, key_dim, head_dim, KEYS, D1, D2, MOST, SPLIT * MERGE,
+                                   WIDE)  # fmt: skip
     return total, mixed
 
 
@@ -292,10 +296,8 @@ def _attend(
             tl.store(peaks + place, tl.full((ROWS,), float("-inf"), tl.float32), mask=live & (seen == 0))
         if seen:
             peak, total, mixed = _nothing(ROWS, D1)
-            count = tl.minimum(SPLIT, stop - first)
-            peak, total, mixed = _fold(q1, q2, key, slots + first, masks + first, live, count, peak, total, mixed,
-                                       slot_size, value_at, factor, key_dim, head_dim, KEYS, D1, D2, 0,
-                                       WIDE)  # fmt: skip
+            peak, total, mixed = _fold(q1, q2, key, slots, masks, live, first, stop, peak, total, mixed, slot_size,
+                                       value_at, factor, key_dim, head_dim, KEYS, D1, D2, SPLIT, 0, WIDE)  # fmt: skip
             tl.store(peaks + place, peak, mask=live)
             tl.store(totals + place, total, mask=live)
             tl.store(mixtures + place[:, None] * value_dim + column[None, :], mixed, mask=written)
