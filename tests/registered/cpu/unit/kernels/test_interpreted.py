@@ -13,6 +13,7 @@ from specmatrix.errors import KernelError
 from specmatrix.kernels import backend, check, interpreter
 from specmatrix.kernels.backend import check_interpreter, interpreted
 from specmatrix.kernels.interpreter import ordered_dot
+from specmatrix.kernels.matmul import triton as matmul
 from specmatrix.kernels.registry import KERNELS
 from specmatrix.kernels.tree_layout import tree_layout
 
@@ -70,6 +71,18 @@ def test_strided_arguments_are_refused_or_read_right(kernel, case):
 @pytest.mark.parametrize(("kernel", "case"), named(PARTED, MIDDLE.values()))
 def test_rows_keep_their_bits(kernel, case):
     check.invariant(kernel, case)
+
+
+STREAMED = "9 x 40 x 72 bfloat16", "18 x 72 x 33 bfloat16 transposed"
+
+
+@pytest.mark.parametrize(("kernel", "case"), [pytest.param(k, c, id=c.name) for k, c in ROWS if c.name in STREAMED])
+def test_products_of_many_rows_may_be_streamed_and_keep_their_bits(kernel, case, monkeypatch):
+    one = kernel.fast(*case.arguments())
+    for name, given in {"MANY_ROWS": 0, "processors": lambda device: 3, "_multiply": None}.items():
+        monkeypatch.setattr(matmul, name, given)
+    assert torch.equal(kernel.fast(*case.arguments()), one)
+    check.agreement(kernel, case)
 
 
 def test_triton_is_chosen_while_interpreted(monkeypatch):
