@@ -222,7 +222,7 @@ class VllmEngine(SteppedEngine[Sent]):
         found = {flag: _running(config, flag) for flag in self._command.flags}
         found["dtype"] = str(config.model_config.dtype).removeprefix("torch.")
         if asked := self._command.flags.get("speculative_config"):
-            found["speculative_config"] = {name: getattr(config.speculative_config, name) for name in asked}
+            found["speculative_config"] = {name: _named(getattr(config.speculative_config, name)) for name in asked}
         return found
 
     def counters(self) -> Mapping[str, int]:
@@ -381,8 +381,12 @@ def _running(config: Any, flag: str) -> Any:
     for part in PARTS:
         found = getattr(getattr(config, part), name, None)
         if found is not None:
-            return found.name if isinstance(found, Enum) else found
+            return _named(found)
     return None
+
+
+def _named(value: Any) -> Any:
+    return value.name if isinstance(value, Enum) else value
 
 
 def _completion(sent: Sent, one: Running, drafts: bool) -> Answer:

@@ -179,6 +179,8 @@ class VllmSubject(InEnvironment):
             flags["logprobs_mode"] = "processed_logprobs"
         if cell.algorithm != "none":
             flags["speculative_config"] = self._drafter(cell)
+            if cell.algorithm == "nextn" and "attention_backend" in flags:  # of drafts, it is chosen anew
+                flags["speculative_config"]["attention_backend"] = flags["attention_backend"]
         return flags
 
     def _drafter(self, cell: Cell) -> dict[str, Any]:
