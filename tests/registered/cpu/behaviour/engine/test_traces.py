@@ -394,7 +394,7 @@ def _picked(those, pick):
 
 @pytest.mark.parametrize(
     ("traces", "events", "rare"),
-    [(2, 30, RARELY_MET), pytest.param(100, 50, set(), marks=pytest.mark.nightly)],
+    [(3, 30, RARELY_MET), pytest.param(100, 50, set(), marks=pytest.mark.nightly)],
     ids=["few", "many"],
 )
 def test_every_request_of_a_trace_is_answered_as_if_it_were_alone(traces, events, rare):
