@@ -55,3 +55,16 @@ def test_in_a_prefill_of_more_programs_each_takes_all_keys_that_its_queries_see(
     monkeypatch.setattr(triton, "MAX_PROGRAMS", 0)
     with interpreted():
         check.agreement(ATTENTION, case)
+
+
+DETERMINISTIC = next(k for k in KERNELS if k.name == "paged_attention deterministic")
+LONG = [c for c in DETERMINISTIC.cases if c.name.startswith(("[300, 9", "[600, 20", "[130, 0"))]
+
+
+@pytest.mark.parametrize("case", LONG, ids=str)
+def test_one_program_over_all_splits_gives_the_bits_of_one_for_each(case, monkeypatch):
+    monkeypatch.setattr(triton, "SPLIT", 128)
+    with interpreted():
+        spread = DETERMINISTIC.fast(*case.arguments())
+        monkeypatch.setattr(triton, "FULL", 0)
+        assert torch.equal(DETERMINISTIC.fast(*case.arguments()), spread)
