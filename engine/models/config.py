@@ -12,8 +12,13 @@ from specmatrix.engine.models import draft_config
 from specmatrix.engine.models.config_reader import MAX_LAYERS, ConfigReader, read_json
 from specmatrix.engine.models.deepseek.config import MLAConfig, MoEConfig, read_mla, read_moe
 from specmatrix.engine.models.draft_config import TOWERS, DraftConfig, flat_config, read_draft, read_mask_token
-from specmatrix.engine.models.qwen3_next import config
-from specmatrix.engine.models.qwen3_next.config import HYBRID_ARCHITECTURES, DeltaNetConfig, read_experts, read_rotated
+from specmatrix.engine.models.qwen3_next.config import (
+    HYBRID_ARCHITECTURES,
+    DeltaNetConfig,
+    read_delta_nets,
+    read_experts,
+    read_rotated,
+)
 from specmatrix.engine.models.rope import RopeConfig, check_frequencies
 from specmatrix.errors import ConfigError, shown
 
@@ -147,7 +152,7 @@ class _ModelConfigReader(ConfigReader):
         rotated = read_rotated(architecture, self, head_dim)
         check_frequencies(rope, rotated or head_dim, str(self.file))
         experts = read_moe(architecture, self) or read_experts(architecture, self)
-        delta = config.read_delta_nets(architecture, self)
+        delta = read_delta_nets(architecture, self)
         self._check_unused()
         return ModelConfig(
             architecture=architecture,

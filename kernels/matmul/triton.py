@@ -186,7 +186,10 @@ def _streamed(x: Tensor, weight: Tensor, out: Tensor, add: bool) -> bool:
     chosen = next((place for place, count in enumerate(tiles) if count >= SOME), -1)
     shape, transposed = STREAMED[chosen], weight.stride(0) == 1
     a = _described(x, shape.rows, shape.depth)
-    b = _described(*((weight.mT, shape.columns, shape.depth) if transposed else (weight, shape.depth, shape.columns)))
+    if transposed:
+        b = _described(weight.mT, shape.columns, shape.depth)
+    else:
+        b = _described(weight, shape.depth, shape.columns)
     if a is None or b is None:
         return False
     _stream[(min(tiles[chosen], processors(x.device)),)](

@@ -25,8 +25,10 @@ RULES: Final[tuple[dict[str, Any], ...]] = (
         **{"prompt_logprobs": 0, "logprobs": False},
     },
     {
-        **{"logit_bias": tuple((token, -2.5) for token in COMMON), "repetition_penalty": 1.1},
-        **{"temperature": 2.0, "seed": None},
+        "logit_bias": tuple((token, -2.5) for token in COMMON),
+        "repetition_penalty": 1.1,
+        "temperature": 2.0,
+        "seed": None,
     },
     {
         **{"allowed_token_ids": tuple(range(0, 768, 3)) + COMMON, "min_new_tokens": 24, "logit_bias": ((21, 1.5),)},
