@@ -64,6 +64,7 @@ PLAIN_CASES = (
     _product(2, 33, 5),
     _product(17, 64, 40, transposed=True),
     _product(9, 40, 72, BF16),
+    _product(150, 24, 40, BF16),
     _product(3, 130, 7, torch.float16, transposed=True),
     _product(5, 1100, 33, BF16),
     Case("strided rows", _view),

@@ -73,7 +73,7 @@ def test_rows_keep_their_bits(kernel, case):
     check.invariant(kernel, case)
 
 
-STREAMED = "9 x 40 x 72 bfloat16", "18 x 72 x 33 bfloat16 transposed"
+STREAMED = "9 x 40 x 72 bfloat16", "18 x 72 x 33 bfloat16 transposed", "150 x 24 x 40 bfloat16"
 
 
 @pytest.mark.parametrize(("kernel", "case"), [pytest.param(k, c, id=c.name) for k, c in ROWS if c.name in STREAMED])
@@ -82,6 +82,7 @@ def test_products_of_many_rows_may_be_streamed_and_keep_their_bits(kernel, case,
     for name, given in {"MANY_ROWS": 0, "processors": lambda device: 3, "_multiply": None}.items():
         monkeypatch.setattr(matmul, name, given)
     assert torch.equal(kernel.fast(*case.arguments()), one)
+    monkeypatch.setattr(matmul, "STREAMED", (matmul.MatmulTile(16, 16, 16, warps=4, stages=2),))  # several groups
     check.agreement(kernel, case)
 
 
