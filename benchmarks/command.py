@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -16,8 +16,8 @@ from specmatrix.reports.render.console import print_markdown, waiting
 from specmatrix.reports.render.markup import markdown
 from specmatrix.reports.store import check_place, write_text
 
-# Rounds on a GPU, a search of tiles, and gated delta nets.
-GROUPS: Final = ("gpu", "tune", "delta")
+# Rounds on a GPU, and a search of tiles.
+GROUPS: Final = ("gpu", "tune")
 FILES: Final = ("bench.json", "bench.md")
 
 
@@ -33,7 +33,7 @@ def bench(group: str = GROUPS[0], out: Path | None = None, json_: bool = False) 
         check_place(out, *FILES)
     with waiting(f"measuring {group}"):
         found = [*_measure(group)()]
-    record = {"metrics": [metric.as_dict() for metric in found], "machine": _machine()}
+    record = recorded(found)
     table = markdown("bench.md.j2", record=record)
     if out is not None:
         for name, text in zip(FILES, (json.dumps(record, indent=1) + "\n", table), strict=True):
@@ -49,18 +49,19 @@ def _measure(group: str) -> Callable[[], Iterator[Metric]]:
     """The measure function of a group; imports torch and sets one compute thread."""
     import torch
 
-    from specmatrix.benchmarks import delta, gpu, tune
+    from specmatrix.benchmarks import gpu, tune
 
     torch.set_num_threads(1)
-    return {"gpu": gpu.measure, "tune": tune.measure, "delta": delta.measure}[group]
+    return {"gpu": gpu.measure, "tune": tune.measure}[group]
 
 
-def _machine() -> dict[str, Any]:
-    """Hardware and versions of the measurement."""
-    return {
+def recorded(found: Sequence[Metric]) -> dict[str, Any]:
+    """The metrics as JSON-serialisable data, with the hardware and versions of the measurement."""
+    machine = {
         "processor": platform.machine(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "torch": version("torch"),
         "transformers": version("transformers"),
     }
+    return {"metrics": [metric.as_dict() for metric in found], "machine": machine}

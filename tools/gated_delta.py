@@ -1,4 +1,5 @@
-"""Gated delta nets at Qwen3-Next's layer shape in bf16, beside flash-linear-attention's kernels, in one run.
+"""Gated delta nets at Qwen3-Next's layer shape in bf16, beside flash-linear-attention's kernels, in one run on a GPU:
+`python -m tools.gated_delta`.
 
 Both sides convolve, normalise, compute gates and keep the states that the engine keeps. Theirs are one convolution of
 all channels and one rule over queries, keys and values that lie apart beforehand, so what splits them is not timed.
@@ -9,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from specmatrix.benchmarks.command import recorded
 from specmatrix.benchmarks.gpu import device_seconds
-from specmatrix.benchmarks.metric import Metric, interleave, own_time, unmeasured
-from specmatrix.errors import ConfigError
+from specmatrix.benchmarks.metric import Metric, interleave, own_time
 from specmatrix.kernels.gated_delta import gated_delta
+from specmatrix.reports.render.markup import markdown
 
 PAIRS: Final = 5
 GOAL: Final = 0.9
@@ -35,12 +36,7 @@ Run = Callable[[], Tensor]
 
 
 def measure() -> Iterator[Metric]:
-    """Their time over ours for each call. ConfigError without a GPU."""
-    if not torch.cuda.is_available():
-        raise ConfigError("benchmark 'delta' needs a GPU but this machine has none")
-    if find_spec("fla") is None:
-        yield unmeasured("delta_over_fla", GOAL, "flash-linear-attention is not installed")
-        return
+    """Their time over ours for each call."""
     for batch, tokens in PREFILLS:
         yield _compared(f"delta_prefill_{tokens}_batch_{batch}", *sides(batch, tokens, "chunk"))
     for batch in DECODED:
@@ -53,8 +49,9 @@ def _compared(name: str, ours: Run, theirs: Run) -> Metric:
     with torch.inference_mode():
         one, two = ours().float(), theirs().float()
     off = float((one - two).abs().max() / two.abs().max())
-    clocks = [lambda run=run: device_seconds(run, "cuda") for run in (ours, theirs)]
-    pairs = interleave(*clocks, PAIRS, clock=own_time)
+    pairs = interleave(
+        lambda: device_seconds(ours, "cuda"), lambda: device_seconds(theirs, "cuda"), PAIRS, clock=own_time
+    )
     if not off <= APART:
         pairs = pairs._replace(differs=f"outputs differ by {off:.2g} of the largest")
     best = (1e6 * min(times) for times in (pairs.ours, pairs.theirs))
@@ -70,6 +67,7 @@ def sides(batch: int, tokens: int, kept: str) -> tuple[Run, Run]:
         return torch.randn(size, device="cuda", dtype=dtype, generator=generator)
 
     u, gates, conv = draw(batch, tokens, CHANNELS), draw(2, batch, tokens, HV), draw(CHANNELS, TAPS) / 2
+    b, a = gates
     a_log, dt_bias = draw(HV, dtype=torch.float32).abs(), draw(HV, dtype=torch.float32)
     read = torch.arange(1, batch + 1, device="cuda")
     slots = 1 + batch + batch * (tokens if kept == "nodes" else 1)
@@ -78,7 +76,7 @@ def sides(batch: int, tokens: int, kept: str) -> tuple[Run, Run]:
     windows, states = draw(slots, TAPS - 1, CHANNELS), draw(slots, HV, DK, DV, dtype=torch.float32)
 
     def ours() -> Tensor:
-        return gated_delta(u, *gates, conv, a_log, dt_bias, windows, states, read, write, None, kept == "chunk")
+        return gated_delta(u, b, a, conv, a_log, dt_bias, windows, states, read, write, None, kept == "chunk")
 
     before = torch.nn.functional.pad(windows[read], (0, 0, 1, 0)).mT.contiguous()
     mixed, _ = convolution.causal_conv1d(u, conv, initial_state=before, activation="silu")
@@ -95,10 +93,14 @@ def sides(batch: int, tokens: int, kept: str) -> tuple[Run, Run]:
 
     def theirs() -> Tensor:
         state, made = states[1 : batch + 1], []
-        for own, q, k, v, a, b in calls:
+        for own, q, k, v, gate, beta in calls:
             convolve(own, weight=conv, activation="silu")
-            got, state = rule(q, k, v, g=a, beta=b, initial_state=state, **asked)
+            got, state = rule(q, k, v, g=gate, beta=beta, initial_state=state, **asked)
             made.append(got)
         return made[0] if len(made) == 1 else torch.cat(made, 1)
 
     return ours, theirs
+
+
+if __name__ == "__main__":
+    print(markdown("bench.md.j2", record=recorded([*measure()])))
