@@ -135,7 +135,8 @@ class WaiverRule(ReportRecord, frozen=True, omit_defaults=True):
     if the run itself failed).
 
     kind: "known" (a cell that passes again is red) or "flaky" (it may pass or fail). subject: the engine it applies to;
-    versions: a version range, "" for all; issue: where the defect is reported.
+    versions: a version range, "" for all; issue: where the defect is reported; message: a regular expression, found in
+    the message of the gate or crash.
     """
 
     cells: str
@@ -146,6 +147,7 @@ class WaiverRule(ReportRecord, frozen=True, omit_defaults=True):
     subject: str = REFERENCE
     versions: str = ""
     issue: str = ""
+    message: str = ""
 
 
 class SubjectRecord(ReportRecord, frozen=True, omit_defaults=True):

@@ -5,6 +5,7 @@ They are a YAML file in the user's tree, a list of mappings; `docs/reading-a-rep
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
@@ -26,7 +27,7 @@ from specmatrix.reports.yaml_text import parse_yaml
 DEFAULT_FILE: Final = Path("specmatrix-waivers.yaml")
 REQUIRED: Final = ("cells", "gate", "reason", "expiry")
 _KINDS: Final = get_args(WaiverKind)
-OPTIONAL: Final = ("kind", "subject", "versions", "issue")
+OPTIONAL: Final = ("kind", "subject", "versions", "issue", "message")
 
 
 def load_waivers(path: Path | None) -> tuple[WaiverRule, ...]:
@@ -66,8 +67,8 @@ def waive(
     day = (today or date.today()).isoformat()
     own = [rule for rule in rules if _selects(rule, result, subject, version)]
     if result.state in RED_STATES:
-        red = [gate.name for gate in result.gates if gate.state != "PASS"] or [CRASH]
-        covering = [[rule for rule in own if rule.gate == name] for name in red]
+        red = {gate.name: gate.message for gate in result.gates if gate.state != "PASS"} or {CRASH: result.error or ""}
+        covering = [[one for one in own if one.gate == name and re.search(one.message, red[name])] for name in red]
         if all(covering):
             # Of several waivers for one gate the last to expire counts; the cell is waived while all gates are.
             rule = min((max(each, key=lambda rule: rule.expiry) for each in covering), key=lambda rule: rule.expiry)
@@ -131,6 +132,10 @@ def _faults(texts: Mapping[str, Any], where: str) -> Iterator[str]:
         parse_selector(texts["cells"])
     except ConfigError as error:
         yield f"cells of {where}: {error}"
+    try:
+        re.compile(texts.get("message", ""))
+    except re.error as error:
+        yield f"message of {where} must be a regular expression: {error}"
 
 
 def _short(value: object) -> str:

@@ -72,7 +72,8 @@ def waiver_changes(base: Header, head: Header) -> tuple[RuleChange, ...]:
 def _waivers(header: Header) -> dict[str, str]:
     """What each waiver covers, and its terms."""
     return {
-        f"{rule.gate} of {rule.cells}" + (f" ({rule.subject} {rule.versions})" if rule.subject != REFERENCE else ""):
+        f"{rule.gate} of {rule.cells}{rule.message and f', {rule.message!r}'}"
+        + (f" ({rule.subject} {rule.versions})" if rule.subject != REFERENCE else ""):
         f"{rule.kind} until {rule.expiry}: {rule.reason}"
         for rule in header.waivers
     }  # fmt: skip

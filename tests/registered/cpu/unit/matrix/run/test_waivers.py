@@ -22,7 +22,7 @@ FILE = """
   reason: trees leak
   expiry: 2030-01-31
 - {cells: none, gate: crash, reason: slow, expiry: "2030-02-28", kind: flaky, subject: vllm, versions: ">=1,<2",
-   issue: "https://example.org/1"}
+   issue: "https://example.org/1", message: 'in q[0-9]'}
 """
 
 
@@ -47,6 +47,8 @@ def test_a_waiver_covers_the_red_of_its_gate_only():
         (both, (TREES, lossless), Waiver("wrong", "2030-01-20")),  # covered while both hold
         (red, (structs.replace(TREES, expiry="2030-01-02"), TREES), leaks),
         (red, (structs.replace(TREES, subject="tiny"), lossless, TREES), leaks),  # behind others of no concern
+        (red, (structs.replace(TREES, message="^wh"),), leaks),
+        (red, (structs.replace(TREES, message="^hy"),), None),  # another failure of the gate
     ):
         assert applied(result, *rules).waived == waived
 
@@ -70,7 +72,9 @@ def test_a_cell_that_no_gate_judged_is_waived_as_a_crash():
     gone = lost(prepare(Cell()), "the power went")
     rule = WaiverRule("none", "the machines of June are slow", "2030-06-30", CRASH)
     assert applied(gone, rule).waived == Waiver(rule.reason, rule.expiry)
-    assert applied(gone, structs.replace(rule, gate="ledger")).waived is None
+    assert applied(gone, structs.replace(rule, message="power went$")).waived == Waiver(rule.reason, rule.expiry)
+    for other in ({"gate": "ledger"}, {"message": "water"}):
+        assert applied(gone, structs.replace(rule, **other)).waived is None
 
 
 @pytest.mark.parametrize(
@@ -88,7 +92,8 @@ def test_a_file_of_waivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert load_waivers(None) == ()
     file = tmp_path / "specmatrix-waivers.yaml"
     file.write_text(FILE, encoding="utf-8")
-    flaky = WaiverRule("none", "slow", "2030-02-28", "crash", "flaky", "vllm", ">=1,<2", "https://example.org/1")
+    more = {"issue": "https://example.org/1", "message": "in q[0-9]"}
+    flaky = WaiverRule("none", "slow", "2030-02-28", "crash", "flaky", "vllm", ">=1,<2", **more)
     assert load_waivers(None) == load_waivers(file) == (TREES, flaky)
     file.write_text("", encoding="utf-8")
     assert load_waivers(file) == ()
@@ -134,6 +139,7 @@ def written(**changed: str) -> str:
         (written(expiry="2026-12-31 10:00:00"), "expiry of waiver 1 of w.yaml must be a date such as 2026-12-31, got"),
         (written(subject="vlm"), "subject of waiver 1 of w.yaml must be one of reference, sglang, "),
         (written(versions="new"), "versions of waiver 1 of w.yaml must be a range such as '>=5.17,<5.20', got 'new'"),
+        (written(message="'['"), "message of waiver 1 of w.yaml must be a regular expression: unterminated"),
         (written(cells="topq=4"), "cells of waiver 1 of w.yaml: axis 'topq' is unknown"),
         ("", "cannot read the waivers 'w.yaml': No such file or directory"),
         (b"- \xe9", "the waivers 'w.yaml' are not UTF-8 text"),

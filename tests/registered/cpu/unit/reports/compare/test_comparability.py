@@ -54,12 +54,12 @@ def test_thresholds_that_moved(make_header):
 def test_waivers_that_changed(make_header):
     rule = make_header().waivers[0]
     longer = structs.replace(rule, expiry="2027-06-30")
-    other = WaiverRule("topk=4", "new", "2026-10-01", "lossless", "flaky", "tiny", ">=1")
+    other = WaiverRule("topk=4", "new", "2026-10-01", "lossless", "flaky", "tiny", ">=1", "", "q1")
     changes = waiver_changes(make_header(), make_header(waivers=(longer, other)))
     old, new = (f"known until {day}: drafts leak on abort" for day in ("2026-12-31", "2027-06-30"))
     assert [(change.name, change.base, change.head) for change in changes] == [
         (f"crash of {rule.cells}", old, new),
-        ("lossless of topk=4 (tiny >=1)", "", "flaky until 2026-10-01: new"),
+        ("lossless of topk=4, 'q1' (tiny >=1)", "", "flaky until 2026-10-01: new"),
     ]
 
 
