@@ -108,6 +108,10 @@ def test_rounds_are_the_steps_unless_text_is_held_back_for_a_stop_string(monkeyp
         monkeypatch, replace(stops, no_stop_trim=True), Handle([{0: ([65, 62, 62], "STOP")}], "FINISHED", [])
     )
     assert (kept.text, kept.accept_lengths) == ("A>>", ())
+    monkeypatch.delattr(Handle, "get_perf_metrics")  # before 2026.4: the rounds are those of the readings
+    steps = [{}, {0: ([65, 66], "")}, {0: ([67, 62, 62], "STOP")}]
+    old, _ = answered(monkeypatch, stops, Handle(steps, "FINISHED", [1, 2, 2]), "ngram.n4")
+    assert (old.text, old.accept_lengths) == ("ABC", (1, 3))
 
 
 @pytest.mark.parametrize(
