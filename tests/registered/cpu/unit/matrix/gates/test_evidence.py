@@ -117,7 +117,6 @@ abort.running- none not none.mixed_lengths.abort_running none.m4.mixed_lengths.a
 finish.stop_token+ none none.mixed_lengths none.mixed_lengths.abort_running none.stop_token
   none.tight.mixed_lengths.stop_token not none.abort_running none.tight.mixed_lengths none.tight.pair.stop_token
   none.length none.tight.pair.stream
-finish.stop_token- none.length not none none.stop_token
 finish.stop_string+ none.stop_string none.tight.pair.stop_string not none none.tight.pair.stream.stop_string
 finish.length+ none.length none.tight.pair.length none.tight.pair.stream.length not none none.abort_running.length
 finish.context+ none.ctx.length not none
