@@ -45,10 +45,12 @@ from specmatrix.reports.schema import REFERENCE, REPORT_FILE, Cause, CellResult,
 from specmatrix.reports.schema import Json as JsonValue
 from specmatrix.reports.stats import MIN_VALUES
 from specmatrix.reports.store import PARTIAL_FILE, Report, ReportWriter, check_place, load
-from specmatrix.reports.wording import count, ranges
+from specmatrix.reports.wording import count, ranges, shorten
 from specmatrix.stopping import Stopped
 
 MAX_STARTS: Final = 100
+# Characters of the red cells that an interrupted run names.
+NAMED: Final = 240
 
 
 def run_command(**given: Any) -> int:  # noqa: ANN401 - fields of RunOptions
@@ -124,7 +126,7 @@ def write_report(
 ) -> ReportWriter:
     """Write a report. Stopped is raised again with a message on the partial output. fail_fast: end the run
     at the first red cell that is not waived. decide: finds the causes of red groups after the last cell."""
-    done, red, kept = set[str](), 0, list[CellResult]()
+    done, red, kept = set[str](), list[str](), list[CellResult]()
     stopped: Stopped | None = None
     report, partial = out / REPORT_FILE, out / PARTIAL_FILE
     try:
@@ -134,7 +136,7 @@ def write_report(
                 writer.write(record)
                 done.add(record.id)
                 kept += [record] if decide else []
-                red += (worse := is_red(record, header.created))
+                red += [record.id] * (worse := is_red(record, header.created))
                 if fail_fast and worse:
                     writer.not_run = [cell.id for cell in cells if cell.id not in done]
                     break
@@ -149,7 +151,8 @@ def write_report(
         if len(done) == len(cells) and not partial.exists():
             raise stop.saying(f"interrupted after {report} was written; its summary and pages were not") from None
         older = f"; {report} is from an earlier run" if report.exists() else ""
-        text = f"interrupted after {len(done):,} of {count(len(cells), 'cell')}, {red:,} of them red"
+        text = f"interrupted after {len(done):,} of {count(len(cells), 'cell')}, {len(red):,} of them red"
+        text += f" ({shorten(', '.join(red), NAMED)})" * bool(red)
         raise stop.saying(f"{text}; partial results are in {partial}, which is not a report{older}") from None
     return writer
 

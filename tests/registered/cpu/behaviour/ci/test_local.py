@@ -1,6 +1,7 @@
 """The local executor runs every cell once, whatever happens to its worker."""
 
 import json
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -293,6 +294,21 @@ def test_a_run_that_is_stopped_while_it_looks_for_causes_keeps_its_report(monkey
     said = f"interrupted after {tmp_path / 'report.jsonl'} was written; its summary and pages were not\n"
     assert capsys.readouterr() == ("", said)
     assert len(load(tmp_path)) == 2
+
+
+def test_a_run_that_is_stopped_midway_names_its_red_cells(monkeypatch, tmp_path, capsys):
+    class StoppedAtTheSecond(ReportWriter):
+        def write(self, cell: CellResult) -> None:
+            if self.partial.read_text().count('"kind":"cell"'):
+                raise Stopped(signal.SIGTERM)
+            super().write(cell)
+
+    monkeypatch.setattr(local, "work", scripted_workers.fails_drafts)
+    monkeypatch.setattr(command, "ReportWriter", StoppedAtTheSecond)
+    words = ["run", "--stage", "smoke", "--cells", "algorithm=eagle3", "--limit", "2", "--workers", "1"]
+    assert main([*words, "--out", str(tmp_path)]) == 143
+    said = r"interrupted after 1 of 2 cells, 1 of them red \(eagle3\.\S+\); partial results are in .*"
+    assert re.fullmatch(said, capsys.readouterr().err.splitlines()[-1])
 
 
 @pytest.mark.parametrize(("size", "names"), [(3, [local.COMPILED]), (4, [local.COMPILED, local.NETWORKS])])
