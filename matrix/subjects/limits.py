@@ -3,7 +3,7 @@ library only, as `protocol`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from specmatrix.matrix.cells.cell import Cell
-    from specmatrix.matrix.workloads.request import RequestSpec
+    from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 # The matrix's depth of a chain, of a block-wise draft and of a lookup, for cells that leave it to the engine.
 AUTO_DEPTHS: Final = {"dflash": 5, "ngram": 10}
@@ -44,17 +44,26 @@ def declared(name: str) -> tuple[AxisLimit, ...]:
     return tuple(AxisLimit(why, selector.axes, selector) for why, selector in found)
 
 
-def obstacle(cell: Cell, limits: Iterable[AxisLimit], reasons: Iterable[str]) -> str:
-    """The first reason for which a subject cannot run a cell, by its limits or else of `reasons`; "" without one."""
-    return next(chain((limit.why for limit in limits if limit.forbids(cell)), reasons), "")
+@cache
+def request_fields(subject: str) -> frozenset[str]:
+    """The fields of a request that a subject translates, from request_fields.yaml."""
+    import msgspec
+
+    file = Path(__file__).with_name("request_fields.yaml")
+    table = msgspec.yaml.decode(file.read_bytes(), type=dict[str, frozenset[str]])
+    return table["all"] | table[subject]
 
 
-def untranslated(requests: Iterable[RequestSpec], read: Set[str]) -> Iterator[str]:
-    """A sentence for each field of a request that has another value than its default and is not in `read`."""
-    for request in requests:
-        yield from (
-            f"this subject does not translate {name} of a request" for name in request.changed if name not in read
-        )
+def obstacle(prepared: PreparedCell, subject: str, limits: Iterable[AxisLimit], reasons: Iterable[str] = ()) -> str:
+    """The first reason for which a subject cannot run a cell, "" without one: by its limits, else of `reasons`, else a
+    field of a request that is none of its `request_fields` and has another value than its default."""
+    unknown = (
+        f"this subject does not translate {name} of a request"
+        for request in prepared.requests
+        for name in request.changed
+        if name not in request_fields(subject)
+    )
+    return next(chain((limit.why for limit in limits if limit.forbids(prepared.cell)), reasons, unknown), "")
 
 
 def chain_depth(cell: Cell, auto: Mapping[str, int] = AUTO_DEPTHS) -> int:

@@ -12,6 +12,7 @@ from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import MODELS, Cell
 from specmatrix.matrix.subjects.http.endpoint import BASELINE, INFO, NO_BASELINE, Endpoint, same
 from specmatrix.matrix.subjects.http.sglang import START_RULES, biased, other_model, unmasked
+from specmatrix.matrix.subjects.limits import request_fields
 from specmatrix.matrix.subjects.profiles import profile_of
 from specmatrix.matrix.subjects.protocol import (
     Answer,
@@ -30,14 +31,6 @@ from specmatrix.matrix.workloads.request import RequestSpec
 if TYPE_CHECKING:
     from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
-# Request fields that are translated, or that matter only to unclaimed capabilities; all others must have their default.
-TAKEN: Final = frozenset(
-    {
-        *("name", "prompt", "max_new_tokens", "temperature", "top_p", "seed", "stop", "answer", "after", "stream"),
-        *("presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs"),
-        *("top_k", "min_p", "repetition_penalty", "min_new_tokens", "ignore_eos", "stop_token_ids", "json_schema"),
-    }
-)
 # Parameters of vLLM and SGLang beyond OpenAI's, under their names; sent only if a request sets them.
 EXTENSIONS: Final = {
     "top_k": "top_k",
@@ -129,7 +122,9 @@ class OpenAISubject(Subject):
         """Request bodies for the endpoint. A server without /server_info does not report its algorithm; the one that
         the user selects with --cells is then assumed."""
         cell = prepared.cell
-        taken = TAKEN | {"regex", "ebnf", "structural_tag"} if self.server or self.owner == VLLM else TAKEN
+        taken = request_fields("openai")
+        if self.server or self.owner == VLLM:
+            taken |= {"regex", "ebnf", "structural_tag"}
         reason = _obstacle(cell, prepared.requests, taken) or next(self._mismatches(cell, prepared.plain), "")
         drafting = self.owner == VLLM and self.drafts and not prepared.plain
         if drafting and any(request.min_p or request.logit_bias for request in prepared.requests):
@@ -243,7 +238,7 @@ def _grammar(kind: str, text: str, owner: str) -> dict[str, Any]:
 
 
 def _obstacle(cell: Cell, requests: Sequence[RequestSpec], taken: Set[str]) -> str:
-    """Why a cell cannot run, "" if it can. taken: as TAKEN."""
+    """Why a cell cannot run, "" if it can. taken: fields of a request that are translated."""
     for name, value in cell.values.items():
         if name not in SHOWN and value != axis(name).default:
             return f"OpenAI's API does not say which {name} runs"

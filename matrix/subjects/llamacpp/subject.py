@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.environment import LLAMACPP
-from specmatrix.matrix.subjects.limits import AxisLimit, chain_depth, chains_only, declared, obstacle, untranslated
+from specmatrix.matrix.subjects.limits import AxisLimit, chain_depth, chains_only, declared, obstacle
 from specmatrix.matrix.subjects.profiles import profile_of
 from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine, Subject, SubjectRequest, Unsupported
 from specmatrix.matrix.workloads.request import RequestSpec
@@ -49,14 +49,6 @@ OWN_RULES: Final[tuple[dict[str, Any], ...]] = (
 )
 # Streamed ones have one completion.
 OWN_STOPS: Final[tuple[dict[str, Any], ...]] = ({"stop": (">>", *BEGUN), "stream": True}, {"stop": OVERLAPPING})
-# Fields of a request that are read here; a new one with another value than its default is unsupported until it is.
-READ: Final = frozenset(
-    {
-        *("name", "prompt", "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "n"),
-        *("logit_bias", "allowed_token_ids", "repetition_penalty", "abort_after", "answer", "after", "stream"),
-        *("logprobs", "top_logprobs", "json_schema", "ebnf", "bad_words_ids"),
-    }
-)
 # The last large wave, and one more of its prompts and longer texts, after the slots were saved, erased and restored.
 WAVE, RESTORED, RESTORED_TOKENS = "w3.", "w5.", 64
 WORDS: Final = "llama.cpp bans single tokens only"
@@ -74,7 +66,7 @@ class LlamaCppSubject(Subject):
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Flags are those of the server, fields of an ask those of /completion."""
         cell = prepared.cell
-        if reason := obstacle(cell, self.limits(), _unread(prepared.requests)):
+        if reason := obstacle(prepared, "llamacpp", self.limits(), _unread(prepared.requests)):
             return Unsupported(reason)
         asks = tuple(_ask(request, cell, prepared.facts.vocab_size) for request in prepared.requests)
         return EngineCommand(_flags(prepared), prepared.checkpoints, asks)
@@ -149,7 +141,7 @@ def _flags(prepared: PreparedCell) -> dict[str, Any]:
 
 
 def _unread(requests: Sequence[RequestSpec]) -> Iterator[str]:
-    """Yield a reason for each request field or behaviour that cannot be translated."""
+    """Yield a reason for each request that cannot be translated."""
     for request in requests:
         if request.ignore_eos:
             yield IGNORED
@@ -159,7 +151,6 @@ def _unread(requests: Sequence[RequestSpec]) -> Iterator[str]:
             yield QUEUED
         if any(len(word) > 1 for word in request.bad_words_ids):
             yield WORDS
-    yield from untranslated(requests, READ)
 
 
 def _ask(request: RequestSpec, cell: Cell, vocabulary: int) -> SubjectRequest:

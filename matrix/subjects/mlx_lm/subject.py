@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix.matrix.subjects.environment import MLX, InEnvironment
-from specmatrix.matrix.subjects.limits import AxisLimit, chain_depth, chains_only, declared, obstacle, untranslated
+from specmatrix.matrix.subjects.limits import AxisLimit, chain_depth, chains_only, declared, obstacle, request_fields
 from specmatrix.matrix.subjects.profiles import profile_of
 from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine, SubjectRequest, Unsupported
 from specmatrix.matrix.workloads.request import RequestSpec
@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 
 # Tokens of a text that its penalty counts: more than any text has. mlx-lm's default is 20.
 EVERY: Final = 1 << 20
-# Fields of a request that are read here; a new one with another value than its default is unsupported until it is.
-READ: Final = frozenset(
-    {
-        *("name", "prompt", "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop"),
-        *("stop_token_ids", "ignore_eos", "repetition_penalty", "logit_bias", "stream", "answer", "after"),
-        *("abort_after", "logprobs", "top_logprobs"),
-    }
-)
 
 
 class MlxSubject(InEnvironment):
@@ -45,12 +37,12 @@ class MlxSubject(InEnvironment):
         if cell.sampling != "rules" and cell.finish != "stops":
             return found
         late = (replace(one, logit_bias=()) if one.min_new_tokens and cell.finish == "stops" else one for one in found)
-        return [one.only(READ) for one in late]
+        return [one.only(request_fields("mlx-lm")) for one in late]
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Flags are those of mlx-lm's generators, and whether the server's prompt cache is used; fields of an ask those
         of its samplers and logits processors, and the rest of what it asks for."""
-        if reason := obstacle(prepared.cell, self.limits(), untranslated(prepared.requests, READ)):
+        if reason := obstacle(prepared, "mlx-lm", self.limits()):
             return Unsupported(reason)
         asks = tuple(_ask(request, prepared.cell) for request in prepared.requests)
         return EngineCommand(_flags(prepared.cell), prepared.checkpoints, asks)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix.matrix.subjects.environment import GENAI, InEnvironment
-from specmatrix.matrix.subjects.limits import AxisLimit, chain_depth, chains_only, declared, obstacle, untranslated
+from specmatrix.matrix.subjects.limits import AxisLimit, chain_depth, chains_only, declared, obstacle, request_fields
 from specmatrix.matrix.subjects.profiles import profile_of
 from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine, SubjectRequest, Unsupported
 from specmatrix.matrix.workloads.request import RequestSpec
@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 
 # Of its lookup: the tokens that it looks up, and the first of those that it drafts.
 NGRAM: Final = 3
-# Fields of a request that are read here; a new one with another value than its default is unsupported until it is.
-READ: Final = frozenset(
-    {
-        *("name", "prompt", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop_token_ids", "ignore_eos"),
-        *("min_new_tokens", "repetition_penalty", "no_stop_trim", "stream", "answer", "after", "abort_after"),
-        *("logprobs", "top_logprobs"),
-    }
-)
 
 
 class GenaiSubject(InEnvironment):
@@ -44,7 +36,7 @@ class GenaiSubject(InEnvironment):
         found = super().requests(cell, seed)
         if cell.sampling != "rules" and cell.finish != "stops":
             return found
-        known = [one.only(READ) for one in found]
+        known = [one.only(request_fields("onnxruntime-genai")) for one in found]
         late = [
             replace(
                 one, min_new_tokens=0 if one.ignore_eos else min(LATE, one.max_new_tokens, LATE * one.min_new_tokens)
@@ -56,7 +48,7 @@ class GenaiSubject(InEnvironment):
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Flags are speculative options, `chunk_size` of the search, and whether requests continue generators; fields
         of an ask are search options, and the rest of what it asks for."""
-        if reason := obstacle(prepared.cell, self.limits(), untranslated(prepared.requests, READ)):
+        if reason := obstacle(prepared, "onnxruntime-genai", self.limits()):
             return Unsupported(reason)
         asks = tuple(_ask(request, prepared.cell.target) for request in prepared.requests)
         return EngineCommand(_flags(prepared.cell), prepared.checkpoints, asks)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.subjects.environment import OPENVINO, InEnvironment
-from specmatrix.matrix.subjects.limits import AxisLimit, chain_depth, chains_only, declared, obstacle, untranslated
+from specmatrix.matrix.subjects.limits import AxisLimit, chain_depth, chains_only, declared, obstacle, request_fields
 from specmatrix.matrix.subjects.profiles import profile_of
 from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine, SubjectRequest, Unsupported
 from specmatrix.matrix.workloads.request import RequestSpec
@@ -27,15 +27,6 @@ WHOLE: Final = 8192
 LOOKUP: Final = 2
 # OpenVINO's names of the kinds of grammars, in StructuredOutputConfig.
 GRAMMARS: Final = {"json_schema": "json_schema", "regex": "regex", "ebnf": "grammar"}
-# Fields of a request that are read here; a new one with another value than its default is unsupported until it is.
-READ: Final = frozenset(
-    {
-        *("name", "prompt", "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "n"),
-        *("stop_token_ids", "ignore_eos", "min_new_tokens", "no_stop_trim", "stream", "answer", "after"),
-        *("abort_after", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "top_logprobs"),
-        *GRAMMARS,
-    }
-)
 # Fields that are sent if they differ from their default, under OpenVINO's names.
 EQUAL: Final[Mapping[str, str]] = {
     "stop": "stop_strings",
@@ -65,7 +56,7 @@ class OpenVinoSubject(InEnvironment):
             return found
         return [
             replace(
-                one.only(READ),
+                one.only(request_fields("openvino")),
                 n=one.n if one.temperature and cell.algorithm == "none" else 1,
                 min_new_tokens=min(LATE, one.max_new_tokens) if one.min_new_tokens else 0,
                 temperature=0.0 if _tree(cell) else one.temperature,
@@ -78,7 +69,7 @@ class OpenVinoSubject(InEnvironment):
         """Flags are those of SchedulerConfig, and what drafts need of GenerationConfig; fields of an ask are
         GenerationConfig's, less `stream` and `no_stop_trim`."""
         cell = prepared.cell
-        if reason := obstacle(cell, self.limits(), _unread(prepared)):
+        if reason := obstacle(prepared, "openvino", self.limits(), _unread(prepared)):
             return Unsupported(reason)
         asks = tuple(_ask(request, cell) for request in prepared.requests)
         return EngineCommand(_flags(prepared), prepared.checkpoints, asks)
@@ -127,11 +118,10 @@ def _flags(prepared: PreparedCell) -> dict[str, Any]:
 
 
 def _unread(prepared: PreparedCell) -> Iterator[str]:
-    """Yield a reason for each request field or behaviour that cannot be translated."""
+    """Yield a reason for each request that cannot be translated."""
     for request in prepared.requests:
         if request.n > 1 and (prepared.cell.algorithm != "none" or not request.temperature):
             yield COMPLETIONS
-    yield from untranslated(prepared.requests, READ)
 
 
 def _ask(request: RequestSpec, cell: Cell) -> SubjectRequest:

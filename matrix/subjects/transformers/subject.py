@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.subjects.limits import AUTO_DEPTH, AxisLimit, chains_only, declared, obstacle, untranslated
+from specmatrix.matrix.subjects.limits import AUTO_DEPTH, AxisLimit, chains_only, declared, obstacle
 from specmatrix.matrix.subjects.profiles import profile_of
 from specmatrix.matrix.subjects.protocol import EngineCommand, RunningEngine, Subject, SubjectRequest, Unsupported
 from specmatrix.matrix.workloads.build import DRAWS, workload
@@ -127,14 +127,6 @@ THRESHOLD: Final = 0.4
 LOOKED_UP: Final = 10
 # Layers of the zoo's targets, of which early exit runs half.
 EXIT_LAYER: Final = 2
-# Fields of a request that are read here; a new one with another value than its default is unsupported until it is.
-READ: Final = frozenset(
-    {
-        *("name", "prompt", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "stop_token_ids"),
-        *("ignore_eos", "top_logprobs", "logprobs", "answer", "after", "min_new_tokens", "min_p"),
-        *("repetition_penalty", "logit_bias", "bad_words_ids", "allowed_token_ids", "own"),
-    }
-)
 # Rules of generate() over ids of the target that end an assistant with another vocabulary.
 TARGET_IDS: Final = ("sequence_bias", "watermarking_config")
 OWN_DEPTHS: Final = dict.fromkeys(
@@ -168,7 +160,7 @@ class TransformersSubject(Subject):
         """Use transformers' names: flags are arguments of generate() and of the assistant's generation_config, fields
         of an ask are arguments of generate(), less `seed`, `logprobs` and `top_logprobs`."""
         cell = prepared.cell
-        if reason := obstacle(cell, self.limits(), _unread(prepared.requests)):
+        if reason := obstacle(prepared, "transformers", self.limits(), _unseeded(prepared.requests)):
             return Unsupported(reason)
         checkpoints = {"target": cell.target}
         if cell.algorithm == "standalone" and self.exit_layer is None:
@@ -248,9 +240,7 @@ class UniversalSubject(DynamicSubject):
         ]
 
 
-def _unread(requests: tuple[RequestSpec, ...]) -> Iterator[str]:
-    """A reason for each field of a request that this subject does not translate."""
-    yield from untranslated(requests, READ)
+def _unseeded(requests: tuple[RequestSpec, ...]) -> Iterator[str]:
     if any(request.seed is None for request in requests):
         yield "transformers' generate() has no seed of its own"
 

@@ -7,15 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix.matrix.subjects.environment import SUFFIX, VLLM, InEnvironment
-from specmatrix.matrix.subjects.limits import (
-    AUTO_DEPTHS,
-    AxisLimit,
-    chain_depth,
-    chains_only,
-    declared,
-    obstacle,
-    untranslated,
-)
+from specmatrix.matrix.subjects.limits import AUTO_DEPTHS, AxisLimit, chain_depth, chains_only, declared, obstacle
 from specmatrix.matrix.subjects.profiles import profile_of
 from specmatrix.matrix.subjects.protocol import Capability, EngineCommand, RunningEngine, SubjectRequest, Unsupported
 from specmatrix.matrix.subjects.vllm.latent import WIDE
@@ -58,15 +50,6 @@ SMALL_POOL: Final = {"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 1 
 ONE_THREAD: Final = {"VLLM_CPU_OMP_THREADS_BIND": "0", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 # vLLM's names of the kinds of grammars, in StructuredOutputsParams.
 GRAMMARS: Final = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
-# Fields of a request that are read here; a new one with another value than its default is unsupported until it is.
-READ: Final = frozenset(
-    {
-        *("name", "prompt", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "stop_token_ids"),
-        *("ignore_eos", "top_logprobs", "abort_after", "answer", "after", "logprobs", "min_new_tokens", "min_p"),
-        *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words_ids"),
-        *("allowed_token_ids", "no_stop_trim", "stream", "n", "prompt_logprobs", "loose", *GRAMMARS),
-    }
-)
 # Fields that are sent if they differ from their default, with vLLM's names.
 EQUAL: Final = {
     "stop": "stop",
@@ -104,8 +87,8 @@ class VllmSubject(InEnvironment):
 
     def translate(self, prepared: PreparedCell) -> EngineCommand | Unsupported:
         """Flags are vLLM's EngineArgs, fields of an ask its SamplingParams, less those that `engine` reads itself."""
-        cell, device = prepared.cell, "cuda" if prepared.gpus else "cpu"
-        if reason := obstacle(cell, self._limits(device), _unread(prepared)):
+        device = "cuda" if prepared.gpus else "cpu"
+        if reason := obstacle(prepared, "vllm", self._limits(device), _unread(prepared)):
             return Unsupported(reason)
         return EngineCommand(
             self._flags(prepared, device),
@@ -218,13 +201,12 @@ class SuffixSubject(VllmSubject):
 
 
 def _unread(prepared: PreparedCell) -> Iterator[str]:
-    """Yield a reason for each request field or behaviour that cannot be translated."""
+    """Yield a reason for each request that cannot be translated."""
     for request in prepared.requests:
         if prepared.cell.algorithm != "none" and (request.min_p or request.logit_bias):
             yield BIASED
         if request.temperature > HOTTEST:
             yield f"vLLM takes temperatures up to {HOTTEST:g}"
-    yield from untranslated(prepared.requests, READ)
 
 
 def _able(request: RequestSpec, cell: Cell) -> RequestSpec:
