@@ -3,8 +3,9 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, Cell
-from specmatrix.matrix.gates.acceptance import AcceptanceGate, Rounds, RoundsPair, _numbers, same_range
+from specmatrix.matrix.gates.acceptance import AcceptanceGate
 from specmatrix.matrix.gates.gate import Blame, State
+from specmatrix.matrix.gates.round_lengths import Rounds, RoundsPair, length_numbers, same_range
 from specmatrix.matrix.gates.session import first_round_mismatch, from_a_start
 from specmatrix.matrix.subjects.protocol import Answer
 from specmatrix.matrix.workloads.prepared_cell import prepare
@@ -54,10 +55,10 @@ def test_a_draft_counts_where_it_was_verified_and_in_each_round():
     """Also if adaptive steps make rounds of different widths: of four rounds one verified two drafts."""
     pair = RoundsPair((2, 3, 2, 2), (), 0, (1, 3, 6, 8), (2, 3, 2, 2))
     measured = [Rounds(emitted=9, engine=4, oracle=4)]
-    found = _numbers(measured, [pair])
+    found = length_numbers(measured, [pair])
     assert found["per_position"] == [1.0, 1.0] and found["per_round"] == [1.0, 0.25]
-    assert _numbers(measured, [pair._replace(widths=())])["per_position"] == [1.0, 0.25]
-    assert _numbers(measured, [pair._replace(caps=(3,) * 4)])["per_position"] == [1.0, 0.25]
+    assert length_numbers(measured, [pair._replace(widths=())])["per_position"] == [1.0, 0.25]
+    assert length_numbers(measured, [pair._replace(caps=(3,) * 4)])["per_position"] == [1.0, 0.25]
 
 
 @pytest.mark.parametrize("fewer", [False, True])
