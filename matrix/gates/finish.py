@@ -53,6 +53,7 @@ class FinishGate(PackageGate):
         numbers: dict[str, Number] = {"requests": len(run.requests), "faults": len(faults), **reasons}
         if faults:
             name, text = faults[0]
+            text += f"; {len(faults)} of {len(run.requests)} requests have a fault" if len(faults) > 1 else ""
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(name))
         if run.capabilities >= {Capability.COUNTERS, Capability.ROUNDS} and (text := _overshoot(run)):
             return Outcome(self.name, State.FAIL, numbers, message=text)

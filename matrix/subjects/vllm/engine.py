@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
-from math import exp, isfinite, log
+from math import exp, inf, isfinite, log
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -450,7 +450,8 @@ def _scores(
         return (), ()
     heat = ask.fields["temperature"] if ask.fields["logprobs"] == EVERY else 1.0
     rows = [dict(_tempered(row, heat)) for row in output.logprobs]
-    chosen = tuple(row[token] for row, token in zip(rows, ids, strict=True))
+    # A token that its rules ban has no finite one.
+    chosen = tuple(row.get(token, -inf) for row, token in zip(rows, ids, strict=True))
     count = ask.fields["top_logprobs"]
     return chosen, tuple(_best(row, count) for row in rows) if count else ()
 

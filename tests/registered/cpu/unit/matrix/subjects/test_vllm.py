@@ -307,17 +307,18 @@ def test_the_running_values_are_read_from_the_configuration():
 def test_scores_are_those_after_the_temperature():
     row = {token: SimpleNamespace(logprob=score) for token, score in ((7, -0.5), (8, -1.5), (9, float("-inf")))}
     ended = {"finish_reason": "length", "stop_reason": None, "spec_decode_metrics": None}
-    output = SimpleNamespace(index=0, text="x", token_ids=[8], logprobs=[row], **ended)
+    output = SimpleNamespace(index=0, text="x", token_ids=[8, 9], logprobs=[row, row], **ended)
     step = SimpleNamespace(request_id="1", num_cached_tokens=0, metrics=None, prompt_logprobs=None, outputs=[output])
     replay = Replay([])
     replay.step = lambda: [step]  # type: ignore[method-assign]
-    request = RequestSpec("q", "Question:", 1, temperature=0.5, top_logprobs=2)
+    request = RequestSpec("q", "Question:", 2, temperature=0.5, top_logprobs=2)
     one = VllmSubject().translate(prepare(Cell(), workload=lambda *_: (request,)))
     assert isinstance(one, EngineCommand)
     (answer,) = VllmEngine(one, replay, sampling=dict).generate(one.asks)
     # Differences of scores double at half the temperature.
     assert answer.top_logprobs[0][0][1] - answer.logprobs[0] == pytest.approx(2.0)
     assert [token for token, _ in answer.top_logprobs[0]] == [7, 8]
+    assert answer.logprobs[1] == float("-inf")  # a banned token
 
 
 def test_an_engine_runs_in_the_interpreter_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
