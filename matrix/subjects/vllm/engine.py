@@ -210,7 +210,7 @@ class VllmEngine(SteppedEngine[Sent]):
 
     def answer(self, sent: Sent) -> Answer:
         self._read(sent)
-        sent.preempted = sum(self.preempted[name] for name in sent.ids)
+        sent.preempted = sum(often for name, often in self.preempted.items() if name.rpartition("_")[2] in sent.ids)
         drafts = "speculative_config" in self._command.flags
         first, *further = (_completion(sent, one, drafts) for one in sent.completions.values())
         answer = replace(first, further=tuple(further))
@@ -341,18 +341,18 @@ class VllmEngine(SteppedEngine[Sent]):
                 continue
             one.last = output
             for completion in output.outputs:
-                one.completions[completion.index + place].saw(completion, self.preempted[output.request_id])
+                names = output.request_id, f"{completion.index}_{output.request_id}"
+                one.completions[completion.index + place].saw(completion, sum(self.preempted[name] for name in names))
 
 
 def count_preemptions(llm: Any) -> Counter[str]:
-    """Preemptions from now on, by the name that a request was sent under, as its scheduler makes them: answers tell
-    how many, in later versions than 0.25, but not when."""
+    """Preemptions from now on, by the name that a request was sent under, of several completions with their number
+    before it, as its scheduler makes them: answers tell how many, in later versions than 0.25, but not when."""
     counts, scheduler = Counter[str](), llm.engine_core.engine_core.scheduler
     real = scheduler._preempt_request
 
     def preempt(request: Any, *given: Any, **more: Any) -> Any:
-        # vLLM adds random digits, and the number of a completion before it.
-        counts[request.request_id.partition("-")[0].rpartition("_")[2]] += 1
+        counts[request.request_id.partition("-")[0]] += 1  # vLLM adds random digits
         return real(request, *given, **more)
 
     scheduler._preempt_request = preempt
@@ -402,7 +402,8 @@ def _completion(sent: Sent, one: Running, drafts: bool) -> Answer:
     if metrics is not None and finish in ENDS and not agree(one.rounds, metrics.per_step_accepted):
         accepted = list(metrics.per_step_accepted)
         raise RuntimeError(
-            f"vLLM reports {accepted} accepted drafts by round of {ask.id}; its steps emitted {one.rounds}"
+            f"vLLM reports {accepted} accepted drafts by round of {ask.id}; its steps emitted {one.rounds}, and "
+            f"prefills one token behind {[0, *one.resumed]} of {one.tokens}"
         )
     logprobs, top = _scores(ask, output, ids)
     prompt, prompt_top = _prompt_scores(ask, last)
@@ -430,9 +431,13 @@ def agree(rounds: Sequence[int], accepted: Sequence[int]) -> bool:
     """Whether vLLM's accepted drafts per round match the tokens that its steps emitted. Steps without drafts emit one
     token and do not appear in `accepted`; the end of the text may cut the last round. vLLM also counts a prefill of one
     token, which it pads with placeholders, as a round without an accepted draft."""
-    left = [count + 1 for count in accepted]
-    if sum(left) > sum(rounds) and left[0] == 1 and agree(rounds, accepted[1:]):
+    if accepted and not accepted[0] and _match(rounds, accepted[1:]):
         return True
+    return _match(rounds, accepted)
+
+
+def _match(rounds: Sequence[int], accepted: Sequence[int]) -> bool:
+    left = [count + 1 for count in accepted]
     for place, emitted in enumerate(rounds):
         cut = place == len(rounds) - 1
         if left and (left[0] == emitted or (cut and left[0] > emitted)):

@@ -211,12 +211,31 @@ def test_preemptions_are_the_schedulers_where_answers_do_not_tell_them():
     )
     for name in ("7-a1b2", "1_7-c3", "8-0"):
         vars(scheduler)["_preempt_request"](SimpleNamespace(request_id=name), 0.5, drop_stale_output=True)
-    assert counts == {"7": 2, "8": 1} and len(lost) == 3
+    assert counts == {"7": 1, "1_7": 1, "8": 1} and len(lost) == 3
     one = command(ABORTED)
     steps = [[{**output, "preemptions": None} for output in step] for step in traffic()[ABORTED]]
     engine = VllmEngine(one, Replay(steps), sampling=dict)
-    engine.preempted["2"] = 3
+    engine.preempted |= {"2": 2, "1_2": 1}
     assert [answer.retractions for answer in engine.generate(one.asks)] == [0, 3]
+
+
+def test_a_completion_is_not_resumed_where_another_one_was_preempted():
+    request = RequestSpec("q", "Question:", 3, temperature=1.0, n=2)
+    one = VllmSubject().translate(prepare(Cell.from_id("standalone.s3"), workload=lambda *_: (request,)))
+    assert isinstance(one, EngineCommand)
+    engine = VllmEngine(one, replay := Replay([]), sampling=dict)
+    ended = {"stop_reason": None, "logprobs": None, "spec_decode_metrics": None, "text": ""}
+
+    def step() -> list[SimpleNamespace]:
+        length = next(lengths)
+        engine.preempted["1_1"] = length > 1
+        end = "length" if length == 3 else None
+        outputs = [SimpleNamespace(index=i, token_ids=[5] * length, finish_reason=end, **ended) for i in (0, 1)]
+        return [SimpleNamespace(request_id="1", num_cached_tokens=0, metrics=None, outputs=outputs)]
+
+    lengths, replay.step = iter((1, 2, 3)), step  # type: ignore[method-assign]
+    (answer,) = engine.generate(one.asks)
+    assert (answer.accept_lengths, answer.further[0].accept_lengths, answer.retractions) == ((1, 1), (1,), 1)
 
 
 def test_the_text_of_an_abort_is_whole():
@@ -255,6 +274,8 @@ def test_what_vllm_refuses_is_an_answer_and_what_it_forgets_an_error():
         ((4, 1, 2), (3, 1), True),  # the second step had no draft
         ((4, 1), (3, 2), True),  # the end cut the last round
         ((4, 4), (0, 3, 3), True),  # the prefill was padded with placeholders
+        ((2, 1, 1), (0, 1), True),  # and later steps had no draft
+        ((1, 2), (0, 0, 0, 1), False),
         ((4, 2), (2, 1), False),
         ((4, 1), (3, 0, 0), False),
         ((), (), True),
