@@ -248,10 +248,10 @@ def check(
                     lines = [f"{what + ':':10}{text}" for what, text in (broken._asdict() if broken else {}).items()]
                     print(verdict(lines, f"{seconds:6.1f} s"), flush=True)
         except Stopped as stop:
-            raise stop.saying(f"interrupted after {count(len(done), 'law')} of the contract") from None
+            raise stop.saying(f"interrupted after {count(len(done), 'check')} of the contract") from None
     held = sum(part["broken"] is None for part in done)
     record = {"schema": 2, "subject": name, "checks": done}
-    print_answer(record, f"{name}: {held} of {len(done)} laws of the contract hold", json_)
+    print_answer(record, f"{name}: {held} of {len(done)} checks of the contract pass", json_)
     return int(held < len(done))
 
 

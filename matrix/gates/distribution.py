@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Floats: TypeAlias = npt.NDArray[np.float64]
 
-ALONE: Final = "nearly every output is the same by the target's law, so that a test of it says nothing"
+ALONE: Final = "nearly every output is the same by the target's distribution, so that a test of it says nothing"
 Context = tuple[tuple[int, float], ...]  # (token id, log-probability) of every token, most probable first
 Draw = tuple[RequestSpec, Context, int]
 
@@ -37,14 +37,14 @@ class DistributionGate(PackageGate):
 
     The distribution is rebuilt from the run's log-probabilities (softmax of logits / temperature) with top-k and top-p
     reapplied; log-probabilities are compared with the baseline's after equal prefixes. Outputs of three tokens must
-    follow their joint law as the target's own network has it; by that law alone a subject without log-probabilities is
-    judged.
+    follow their joint distribution as the target's own network has it; by that alone a subject without
+    log-probabilities is judged.
 
     accepts: by cell, the subject's rule of acceptance. Where it states a loss, the total variation between outputs and
-    their joint law may not be above it, but for a probability `joint_alpha`. The tests of single tokens then allow what
-    follows from that loss: a share of it of outputs with a token outside its set, and twice it between distribution
-    functions, as a token and those before it are each off by the loss at most. A loss that is not stated fails as any
-    defect does.
+    their joint distribution may not be above it, but for a probability `joint_alpha`. The tests of single tokens then
+    allow what follows from that loss: a share of it of outputs with a token outside its set, and twice it between
+    distribution functions, as a token and those before it are each off by the loss at most. A loss that is not stated
+    fails as any defect does.
     """
 
     name: str = "distribution"
@@ -84,8 +84,8 @@ class DistributionGate(PackageGate):
         return self._against_law(prepared.cell.target, drawn, outcome, loss)
 
     def _against_law(self, target: str, drawn: Sequence[AnswerPair], outcome: Outcome, loss: float) -> Outcome:
-        """Compare whole outputs of equal requests with their joint law, in which a token may depend on those before it
-        in a wrong way; not those with logit rules but min_p, which the law does not have."""
+        """Compare whole outputs of equal requests with their joint distribution, in which a token may depend on those
+        before it in a wrong way; not those with logit rules but min_p, which the oracle does not have."""
         asked = [replace(pair.request, name="", seed=None) for pair in drawn]
         alike = Counter(one for one in asked if {*one.rules} <= {"min_p"})
         request, number = alike.most_common(1)[0] if alike else (None, 0)
@@ -108,11 +108,11 @@ class DistributionGate(PackageGate):
             return outcome
         fault = ""
         if not loss and fit.p < self.thresholds["joint_alpha"]:
-            fault = f"outputs of {DRAWN_TOKENS} tokens do not follow the target's law "
+            fault = f"outputs of {DRAWN_TOKENS} tokens do not follow the target's distribution "
             fault += f"(chi-square over {fit.bins} bins, p = {fit.p:.2g})"
         elif loss and least.at_least > loss:
             fault = f"outputs of {DRAWN_TOKENS} tokens are a total variation of {least.at_least:.3f} or more from the "
-            fault += f"target's law; the subject's profile states {loss:g} at most"
+            fault += f"target's distribution; the subject's profile states {loss:g} at most"
         return replace(outcome, state=State.FAIL if fault else State.PASS, message=fault)
 
     def _judge_draws(self, draws: Sequence[Draw], gap: float, loss: float) -> Outcome:

@@ -1,8 +1,8 @@
 """Verify rounds of drafts that are drawn from their own distribution, recomputed from the target's network, the zoo's
 naive drafts and the random numbers of a request's seed, one round at a time. Shares no code with the engine.
 
-At column i = 1.. of a round that begins with L tokens in the KV: p_i is the target's law after the root and i - 1
-drafts, q_i the draft's, and each of three streams has one random number (docs/engine.md, "Acceptance rules").
+At column i = 1.. of a round that begins with L tokens in the KV: p_i is the target's distribution after the root and
+i - 1 drafts, q_i the draft's, and each of three streams has one random number (docs/engine.md, "Acceptance rules").
 """
 
 from __future__ import annotations

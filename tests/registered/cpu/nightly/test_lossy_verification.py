@@ -66,7 +66,7 @@ def test_a_lossy_engine_passes_with_its_loss_and_is_red_with_less_and_with_none(
         assert loss < LOSS and judged(AcceptanceRule("lossy", "", LOSS)).state is State.PASS
         return
     assert stated.numbers["at_least"] > LOSS, stated
-    text = f"are a total variation of {stated.numbers['at_least']:.3f} or more from the target's law"
+    text = f"are a total variation of {stated.numbers['at_least']:.3f} or more from the target's distribution"
     assert text in judged(AcceptanceRule("lossy", "", LOSS)).message
     assert "do not follow the target's" in judged(AcceptanceRule("reject")).message
     often = judged(AcceptanceRule("reject"), ChancesGate)

@@ -84,7 +84,7 @@ def test_a_subject_runs_cells_and_its_report_says_what_it_cannot_show(specmatrix
 @pytest.mark.nightly
 def test_the_contract_holds_for_a_subject(specmatrix: Specmatrix):
     status, out, _ = specmatrix("subjects", "check", "tiny")
-    assert status == 0 and "tiny: 9 of 9 laws of the contract hold" in out, out
+    assert status == 0 and "tiny: 9 of 9 checks of the contract pass" in out, out
 
 
 def test_the_contract_says_of_a_broken_law_what_was_asked_expected_and_got(specmatrix: Specmatrix):
@@ -206,7 +206,7 @@ def test_a_law_is_printed_while_it_runs_and_ctrl_c_ends_the_check(tmp_path: Path
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert line.startswith("  translations are pure data") and "translating" in line and not out
-    assert (process.returncode, err) == (130, "interrupted after 0 laws of the contract\n")
+    assert (process.returncode, err) == (130, "interrupted after 0 checks of the contract\n")
 
 
 def test_a_file_is_enough_for_a_run_and_for_the_rerun_of_its_red_cells(specmatrix: Specmatrix, tmp_path: Path):
@@ -230,7 +230,7 @@ def test_the_pages_commands_lead_from_a_skeleton_to_a_verdict(specmatrix: Specma
     status, _, err = specmatrix(*new)
     assert status == 2 and err == "specmatrix: mine.py exists; name a new file\n"
     status, out, _ = specmatrix(*check)
-    assert status == 1 and "TODO: start the engine" in out and "2 of 3 laws of the contract hold" in out
+    assert status == 1 and "TODO: start the engine" in out and "2 of 3 checks of the contract pass" in out
     text = (tmp_path / "mine.py").read_text(encoding="utf-8")
     for old, new in FILLED.items():
         assert text.count(old) == 1, old

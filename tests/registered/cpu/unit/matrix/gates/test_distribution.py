@@ -55,7 +55,7 @@ def test_an_output_that_is_drawn_too_often_fails_though_each_token_follows_its_l
         answers[index] = replace(one, name=answers[index].name)
     outcome, right = found.judge(GATE, answers=tuple(answers)), found.judge(GATE)
     p, bins = outcome.numbers["joint_p"], outcome.numbers["bins"]
-    text = f"outputs of 3 tokens do not follow the target's law (chi-square over {bins} bins, p = {p:.2g})"
+    text = f"outputs of 3 tokens do not follow the target's distribution (chi-square over {bins} bins, p = {p:.2g})"
     assert (outcome.state, outcome.message) == (State.FAIL, text) and p < 1e-5 < right.numbers["joint_p"]
     assert outcome.numbers["p"] > 1e-4 and 0.05 < right.numbers["variation"] < right.numbers["detectable"] < 0.3
     rules = tuple(replace(request, presence_penalty=0.1) for request in found.run.requests)
@@ -69,8 +69,8 @@ def lossy(loss, needs=GATE.needs):
 @pytest.mark.parametrize(
     ("loss", "end"),
     [
-        (0.0, "do not follow the target's law (chi-square over "),
-        (0.02, "from the target's law; the subject's profile states 0.02 at most"),
+        (0.0, "do not follow the target's distribution (chi-square over "),
+        (0.02, "from the target's distribution; the subject's profile states 0.02 at most"),
         (0.6, ""),
     ],
 )
