@@ -51,7 +51,7 @@ def _convert(folder: Path, place: Path) -> None:
     place.mkdir()
     file, model = place / "model.gguf", place / MODEL
     config = json.loads((folder / "config.json").read_bytes())
-    tensors = dict(_tensors(folder / "model.safetensors"))
+    tensors = dict(read_tensors(folder / "model.safetensors"))
     drafts = FUSED in tensors
     _write(folder, config, as_llama(config, tensors) if drafts else tensors, file)
     saved = {"enable_save_ov_model": True}
@@ -81,14 +81,14 @@ def _write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Any], 
     writer.add_token_types([CONTROL if token in special else NORMAL for token in range(len(tokens))])
     writer.add_token_merges([" ".join(pair) for pair in words["model"]["merges"]])
     for name, tensor in tensors.items():
-        writer.add_tensor(*_placed(name.removesuffix(".weight"), tensor, config["head_dim"]))
+        writer.add_tensor(*placed(name.removesuffix(".weight"), tensor, config["head_dim"]))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _tensors(file: Path) -> Iterator[tuple[str, Any]]:
+def read_tensors(file: Path) -> Iterator[tuple[str, Any]]:
     """Each tensor of a safetensors file."""
     data = file.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
@@ -98,7 +98,7 @@ def _tensors(file: Path) -> Iterator[tuple[str, Any]]:
             yield name, np.frombuffer(data[start:end], TYPES[entry["dtype"]]).reshape(entry["shape"])
 
 
-def _placed(name: str, tensor: Any, head: int) -> tuple[str, Any]:
+def placed(name: str, tensor: Any, head: int) -> tuple[str, Any]:
     """A tensor as GGUF has it: norms in float32, the two halves of each rotated head in turns."""
     layer = ""
     if name.startswith(LAYER):
