@@ -30,8 +30,8 @@ def openvino(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
     found = [import_module(name) for name in names]
-    for name in names:
-        monkeypatch.delitem(sys.modules, name)
+    for name in names:  # so that others import it with its packages
+        del sys.modules[name]
     return found[0], found[1]
 
 
