@@ -22,7 +22,7 @@ from specmatrix.errors import described
 from specmatrix.matrix.oracles.ledger import audit
 from specmatrix.matrix.oracles.needed_work import Sizes, WorkMismatch
 from specmatrix.matrix.oracles.work import WorkReplay
-from specmatrix.matrix.subjects.protocol import Moment, SentRequest
+from specmatrix.matrix.subjects.observations import Moment, SentRequest
 from specmatrix.reports.wording import count
 
 # Most tokens of a prompt and of an output, and of what prompts have in common.

@@ -10,7 +10,8 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, PackageGate, State
 from specmatrix.matrix.gates.journal_rounds import first_journal_mismatch
 from specmatrix.matrix.oracles.adaptive import AdaptiveMismatch, AdaptiveReplay, widest
-from specmatrix.matrix.subjects.protocol import Capability, Run, Trace
+from specmatrix.matrix.subjects.observations import Trace
+from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.sessions import WAVES
 

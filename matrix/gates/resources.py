@@ -10,7 +10,8 @@ from typing import Final
 from specmatrix.engine.core.config.asked import GIB
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, PackageGate, State
-from specmatrix.matrix.subjects.protocol import Capability, GraphRound, Resources, Run
+from specmatrix.matrix.subjects.observations import GraphRound, Resources
+from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
 WIDTH: Final = 3

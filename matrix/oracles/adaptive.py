@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, Final
 
 from specmatrix.matrix.cells.cell import ADAPTIVE_TEXTS, Cell
-from specmatrix.matrix.subjects.protocol import Observation, Trace
+from specmatrix.matrix.subjects.observations import Observation, Trace
 
 # Defaults of a slot's settings.
 DEFAULTS: Final[dict[str, Any]] = {

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from specmatrix.engine.core.draft.algorithms import algorithm
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.oracles.needed_work import NeededStep
-from specmatrix.matrix.subjects.protocol import Budgeted, StepForwards
+from specmatrix.matrix.subjects.observations import Budgeted, StepForwards
 from specmatrix.matrix.zoo.registry import RECIPES
 
 # float32's products of confidences, and their order, may differ from those of float64 by so much.

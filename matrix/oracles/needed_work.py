@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from specmatrix.matrix.subjects.protocol import SentRequest
+from specmatrix.matrix.subjects.observations import SentRequest
 
 
 class WorkMismatch(Exception):

@@ -22,7 +22,8 @@ from specmatrix.matrix.oracles.needed_work import (
     WorkMismatch,
 )
 from specmatrix.matrix.oracles.page_trie import PageTrie
-from specmatrix.matrix.subjects.protocol import Journal, JournalEntry, Moment, SentRequest
+from specmatrix.matrix.subjects.observations import Moment, SentRequest
+from specmatrix.matrix.subjects.protocol import Journal, JournalEntry
 
 EVERYTHING: Final = 1 << 60
 

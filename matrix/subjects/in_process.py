@@ -16,22 +16,19 @@ from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.engine.core.schedule.request import SamplingParams, readable
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.errors import RequestError
+from specmatrix.matrix.subjects.observations import Observation, Resources, Trace, WorkLog
 from specmatrix.matrix.subjects.protocol import (
     Answer,
     Capability,
     EngineCommand,
     Journal,
     Memory,
-    Observation,
     Profile,
-    Resources,
     RunningEngine,
     Served,
     Stalled,
     Subject,
-    Trace,
     Unsupported,
-    WorkLog,
 )
 from specmatrix.matrix.subjects.resource_log import PageCanary, ResourceRecorder, device_bytes
 from specmatrix.matrix.subjects.work_log import WorkRecorder

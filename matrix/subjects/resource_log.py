@@ -24,7 +24,7 @@ from specmatrix.engine.core.schedule.step import StepPlan
 from specmatrix.engine.device.cuda_graphs import CudaGraphs, GraphShape
 from specmatrix.engine.memory_budget import LATER, models_of, needs
 from specmatrix.engine.spec.builders import Locate
-from specmatrix.matrix.subjects.protocol import GraphRound, Resources
+from specmatrix.matrix.subjects.observations import GraphRound, Resources
 from specmatrix.matrix.subjects.work_log import weak_method
 
 # CUgraphEdgeData.type of a kernel that may start before its predecessor ends.

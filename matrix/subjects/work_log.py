@@ -15,7 +15,7 @@ from specmatrix.engine.core.memory.ledger import Entry
 from specmatrix.engine.core.schedule.request import Phase, Request
 from specmatrix.engine.core.schedule.step import StepPlan, StepResult
 from specmatrix.engine.spec.drafter import DraftTree
-from specmatrix.matrix.subjects.protocol import Budgeted, Moment, SentRequest, StepForwards, WorkLog
+from specmatrix.matrix.subjects.observations import Budgeted, Moment, SentRequest, StepForwards, WorkLog
 
 
 class WorkRecorder:

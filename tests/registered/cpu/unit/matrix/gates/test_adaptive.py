@@ -7,7 +7,8 @@ import pytest
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.adaptive import AdaptiveGate, wave_not_batched
 from specmatrix.matrix.gates.gate import State
-from specmatrix.matrix.subjects.protocol import Run, Trace
+from specmatrix.matrix.subjects.observations import Trace
+from specmatrix.matrix.subjects.protocol import Run
 from specmatrix.matrix.workloads.prepared_cell import prepare
 
 CELL = "eagle3.tiers.v2.ramp.length"

@@ -10,7 +10,8 @@ from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.ranks import RanksGate
-from specmatrix.matrix.subjects.protocol import Run, StepForwards, WorkLog
+from specmatrix.matrix.subjects.observations import StepForwards, WorkLog
+from specmatrix.matrix.subjects.protocol import Run
 from specmatrix.matrix.workloads.prepared_cell import prepare
 
 CELL = prepare(Cell.from_id("eagle3.tp2.pair"))

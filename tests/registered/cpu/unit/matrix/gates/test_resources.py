@@ -17,7 +17,7 @@ from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.resources import ResourcesGate
 from specmatrix.matrix.run.runner import reference_runner
-from specmatrix.matrix.subjects.protocol import GraphRound, Resources
+from specmatrix.matrix.subjects.observations import GraphRound, Resources
 from specmatrix.matrix.subjects.resource_log import ResourceRecorder
 from specmatrix.matrix.zoo.registry import resolve_path
 

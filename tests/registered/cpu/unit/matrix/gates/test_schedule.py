@@ -10,7 +10,8 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, State
 from specmatrix.matrix.gates.schedule import ScheduleGate
 from specmatrix.matrix.oracles.forwards import graph_batch
-from specmatrix.matrix.subjects.protocol import Moment, Stalled, StepForwards
+from specmatrix.matrix.subjects.observations import Moment, StepForwards
+from specmatrix.matrix.subjects.protocol import Stalled
 
 GATE = ScheduleGate()
 TIGHT = "standalone.s1.k1.v2.p4.tight.burst"

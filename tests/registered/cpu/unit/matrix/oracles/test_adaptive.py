@@ -12,7 +12,7 @@ from specmatrix.engine.core.draft.depth import DraftSteps, Slot
 from specmatrix.engine.core.observe.step_counter import Counters
 from specmatrix.matrix.cells.cell import ADAPTIVE_TEXTS, Cell
 from specmatrix.matrix.oracles import adaptive
-from specmatrix.matrix.subjects.protocol import Observation, Trace
+from specmatrix.matrix.subjects.observations import Observation, Trace
 
 
 @pytest.mark.parametrize(

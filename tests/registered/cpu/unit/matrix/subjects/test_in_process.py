@@ -12,7 +12,8 @@ from specmatrix.matrix.cells.cell import ENGINE_SEED, Cell, asked
 from specmatrix.matrix.subjects.http.openai import OpenAISubject
 from specmatrix.matrix.subjects.http.sglang import SglangSubject
 from specmatrix.matrix.subjects.in_process import Progress, ReferenceEngine, ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Capability, EngineCommand, Stalled, Trace, Unsupported
+from specmatrix.matrix.subjects.observations import Trace
+from specmatrix.matrix.subjects.protocol import Capability, EngineCommand, Stalled, Unsupported
 from specmatrix.matrix.subjects.translations import translated
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import Continuation, Refusal, RequestSpec
