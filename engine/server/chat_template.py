@@ -12,7 +12,7 @@ from weakref import finalize
 from specmatrix.child_process import start
 from specmatrix.engine.models.config_reader import read_json
 from specmatrix.engine.server import chat_renderer, limits
-from specmatrix.engine.server.limits import Busy
+from specmatrix.engine.server.limits import Refused
 from specmatrix.errors import ConfigError, RequestError
 from specmatrix.files import read_text
 
@@ -46,14 +46,14 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Render the prompt for the assistant's next message. RequestError without a template, or if rendering fails;
-        Busy if other requests keep the process occupied for too long."""
+        Refused (429) if other requests keep the process occupied for too long."""
         if self._text is None:
             raise RequestError(
                 "this checkpoint has no chat template (neither chat_template.jinja nor chat_template in "
                 "tokenizer_config.json); use /v1/completions"
             )
         if not self._lock.acquire(timeout=limits.TEMPLATE_SECONDS):
-            raise Busy("the chat template is being rendered for other requests")
+            raise Refused(429, "the chat template is being rendered for other requests")
         try:
             good, text = self._started() if self._connection is None else (True, "")
             if good:

@@ -21,7 +21,7 @@ from specmatrix.engine.core.schedule.grammar import UNSATISFIABLE
 from specmatrix.engine.core.schedule.request import Phase, Request, SamplingParams, readable
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.server import limits
-from specmatrix.engine.server.limits import Busy, Stopping
+from specmatrix.engine.server.limits import Refused
 from specmatrix.errors import ConfigError, EngineError, RequestError, described, shown
 
 log = logging.getLogger("specmatrix.server")
@@ -104,7 +104,7 @@ class EngineThread:
     """Runs an engine's steps while requests are open.
 
     All methods must be called in one event loop; only the thread calls the engine. max_queued: maximum number of
-    queued requests in addition to the running ones; further ones raise Busy.
+    queued requests in addition to the running ones; further ones are Refused (429).
     """
 
     def __init__(self, llm: LLM, max_queued: int) -> None:
@@ -163,13 +163,14 @@ class EngineThread:
         return await asyncio.wrap_future(self._post(lambda: function(self._llm)))
 
     def check_room(self, count: int) -> None:
-        """Raise Busy or Stopping unless `count` more requests are accepted."""
+        """Raise Refused unless `count` more requests are accepted."""
         if self.stopping:
-            raise Stopping("the server is shutting down and accepts no more requests")
+            raise Refused(503, "the server is shutting down and accepts no more requests")
         if self.load + count > self.most:
-            raise Busy(
+            raise Refused(
+                429,
                 f"too many requests: {self.load} running or queued, {count} more asked for; allowed: {self.most} "
-                "(max_running_requests + --max-queued-requests)"
+                "(max_running_requests + --max-queued-requests)",
             )
 
     def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
@@ -200,7 +201,7 @@ class EngineThread:
         return found
 
     async def submit(self, asked: Sequence[Submission]) -> list[Ticket]:
-        """Queue all requests or none. RequestError if one cannot run, Busy or Stopping if the server accepts none.
+        """Queue all requests or none. RequestError if one cannot run, Refused if the server accepts none.
 
         The requests are aborted if the caller is cancelled.
         """
@@ -330,7 +331,7 @@ class EngineThread:
     def _add(self, names: Sequence[str], asked: Sequence[Submission]) -> list[Ticket]:
         tickets: list[Ticket] = []
         if self._llm.released:
-            raise Stopping("the engine's memory is released; send /resume_memory_occupation first")
+            raise Refused(503, "the engine's memory is released; send /resume_memory_occupation first")
         try:
             for name, one in zip(names, asked, strict=True):
                 turn = None if one.session is None else self._turn(one.session)
@@ -361,12 +362,12 @@ class EngineThread:
         return SessionParams(turn.id, rid, turn.offset, turn.replace, turn.drop_previous_output)
 
     async def open_session(self, capacity: int, name: str | None, streaming: bool, timeout: float | None) -> str:
-        """As LLM.open_session. Busy if too many are open."""
+        """As LLM.open_session. Refused (429) if too many are open."""
 
         def opened(llm: LLM) -> str:
             known = llm.sessions.sessions
             if len(known) >= MAX_SESSIONS:
-                raise Busy(f"too many sessions: {len(known)} open; allowed: {MAX_SESSIONS}, so close one first")
+                raise Refused(429, f"too many sessions: {len(known)} open; allowed: {MAX_SESSIONS}, so close one first")
             self._turns = {session: turns for session, turns in self._turns.items() if session in known}
             return llm.open_session(capacity, name, streaming, timeout)
 

@@ -121,58 +121,20 @@ def takes(kind: type[msgspec.Struct], **more: object) -> dict[str, Any]:
 
 
 class Refused(RequestError):
-    """A request refused for a reason other than its values. status, kind: HTTP status and OpenAI error type."""
+    """A request refused for a reason other than its values. status: of HTTP; 499, a client that left, is for logs."""
 
-    status = 400
-    kind = "invalid_request_error"
-
-
-class Busy(Refused):
-    """Too many requests, connections or sessions."""
-
-    status, kind = 429, "rate_limit_error"
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status: Final = status
 
 
-class Stopping(Refused):
-    """The server is shutting down, or its engine does not answer."""
-
-    status, kind = 503, "service_unavailable"
-
-
-class TooLarge(Refused):
-    """The body has too many bytes."""
-
-    status = 413
-
-
-class TooSlow(Refused):
-    """The body did not arrive in time."""
-
-    status = 408
-
-
-class Disconnected(Refused):
-    """The client disconnected, so the answer is not read; the status is for logs only."""
-
-    status = 499
-
-
-class Unauthorized(Refused):
-    """No key, or a wrong one."""
-
-    status, kind = 401, "authentication_error"
-
-
-class Forbidden(Refused):
-    """A cross-site request from a browser, or a host name that is not allowed."""
-
-    status, kind = 403, "permission_error"
-
-
-class NoSuchModel(Refused):
-    """The requested model is not the served one."""
-
-    status = 404
+# OpenAI's type of an error by its status; "invalid_request_error" for others.
+TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    503: "service_unavailable",
+}
 
 
 class OpenAIError(BaseModel):
@@ -213,9 +175,10 @@ def documented(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 
 def status_of(error: EngineError) -> tuple[int, str]:
     """HTTP status and OpenAI error type of an error."""
-    if isinstance(error, Refused):
-        return error.status, error.kind
-    return (400, "invalid_request_error") if isinstance(error, RequestError) else (500, "server_error")
+    if not isinstance(error, RequestError):
+        return 500, "server_error"
+    status = error.status if isinstance(error, Refused) else 400
+    return status, TYPES.get(status, "invalid_request_error")
 
 
 def body_of(path: str, message: str, status: int, kind: str) -> dict[str, Any]:
@@ -291,9 +254,9 @@ class Slots:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Hold a slot within the context. Busy if all are taken."""
+        """Hold a slot within the context. Refused (429) if all are taken."""
         if self.taken >= self.most:
-            raise Busy(f"too many requests: {self.taken} being served; allowed: {self.most}")
+            raise Refused(429, f"too many requests: {self.taken} being served; allowed: {self.most}")
         self.taken += 1
         try:
             yield
@@ -323,9 +286,9 @@ class Limits:
         try:
             self._check(scope, headers)
             if self._key is not None and not keyed and probe is None:
-                raise Unauthorized("the key is missing or wrong; send the header Authorization: Bearer KEY")
+                raise Refused(401, "the key is missing or wrong; send the header Authorization: Bearer KEY")
             if probe is not None and b"transfer-encoding" in headers:
-                raise Refused("a probe has a body in chunks; allowed: none")
+                raise Refused(400, "a probe has a body in chunks; allowed: none")
             with (probe or self._slots).one():
                 if probe is None:
                     scope.setdefault("state", {})["admitted"] = True  # the connection is not closed for others
@@ -337,27 +300,27 @@ class Limits:
         except TimeoutError:
             if probe is None:
                 raise
-            await answer(scope["path"], Stopping(f"no answer within {OPEN_SECONDS:g} s"))(scope, receive, send)
+            await answer(scope["path"], Refused(503, f"no answer within {OPEN_SECONDS:g} s"))(scope, receive, send)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        """Raise Forbidden for a browser's cross-site request, or a host name that is not allowed (DNS rebinding)."""
+        """Refuse (403) a browser's cross-site request, or a host name that is not allowed (DNS rebinding)."""
         host = headers.get(b"host", b"localhost").decode("latin-1")
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         if self._names is not None and name.strip("[]").lower() not in self._names:
             names = ", ".join(sorted(self._names))
-            raise Forbidden(f"Host is {shown(name)}; allowed: {names}, or any name with --host 0.0.0.0")
+            raise Refused(403, f"Host is {shown(name)}; allowed: {names}, or any name with --host 0.0.0.0")
         origin = headers.get(b"origin", b"").decode("latin-1")
         site = headers.get(b"sec-fetch-site", b"none").decode("latin-1")
         foreign = origin.rpartition("//")[2] not in ("", host) or site in ("cross-site", "same-site")
         if self._key is None and foreign and scope["method"] not in SAFE:
-            raise Forbidden(f"Origin is {shown(origin)}; allowed: the server's own, or any with --api-key")
+            raise Refused(403, f"Origin is {shown(origin)}; allowed: the server's own, or any with --api-key")
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> Message:
         """Read the whole body as one message. Raises Refused if it is too large or does not arrive."""
         allowed = f"allowed: {self._max_bytes:,} (--max-body-bytes)"
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self._max_bytes:
-            raise TooLarge(f"the body has {int(declared):,} bytes; {allowed}")
+            raise Refused(413, f"the body has {int(declared):,} bytes; {allowed}")
         parts, size = [], 0
         try:
             async with asyncio.timeout(BODY_SECONDS):
@@ -365,12 +328,12 @@ class Limits:
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
                     if size > self._max_bytes:
-                        raise TooLarge(f"the body has more than {self._max_bytes:,} bytes; {allowed}")
+                        raise Refused(413, f"the body has more than {self._max_bytes:,} bytes; {allowed}")
                     if not message.get("more_body", False):
                         return {"type": "http.request", "body": b"".join(parts), "more_body": False}
         except TimeoutError:
-            raise TooSlow(f"the body did not arrive within {BODY_SECONDS:g} s") from None
-        raise Disconnected("the client left before its body was complete")
+            raise Refused(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+        raise Refused(499, "the client left before its body was complete")
 
 
 def _is_loopback(host: str) -> bool:

@@ -18,7 +18,7 @@ from specmatrix.engine.core.config.asked import Resolved
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.server import limits, responses
 from specmatrix.engine.server.engine_thread import EngineThread, SessionTurn, Submission, Ticket, failure
-from specmatrix.engine.server.limits import REFERENCE, JsonBody, Stopping, absent, body_of, decoded, read, takes
+from specmatrix.engine.server.limits import REFERENCE, JsonBody, Refused, absent, body_of, decoded, read, takes
 from specmatrix.engine.server.responses import DONE, built, event, finished, json_answer, merged, number, unless_gone
 from specmatrix.engine.server.sampling import Ids, NativeSampling, engine_params, prompts_of, refuse
 from specmatrix.errors import RequestError
@@ -346,9 +346,9 @@ def _control_routes(router: APIRouter, engine: EngineThread) -> None:
 def _state_routes(router: APIRouter, engine: EngineThread, model: str) -> None:
     def check() -> None:
         if engine.stopping:
-            raise Stopping("the server is shutting down")
+            raise Refused(503, "the server is shutting down")
         if engine.health != "ok":
-            raise Stopping(f"the engine accepts no more requests: {engine.health}")
+            raise Refused(503, f"the engine accepts no more requests: {engine.health}")
 
     @router.get("/health")
     async def health() -> None:

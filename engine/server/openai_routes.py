@@ -16,7 +16,7 @@ from specmatrix.engine.api import Output, Prompt
 from specmatrix.engine.server import responses
 from specmatrix.engine.server.chat_template import ChatTemplate
 from specmatrix.engine.server.engine_thread import EngineThread, Submission, Ticket, failure
-from specmatrix.engine.server.limits import NoSuchModel, OpenAIErrorBody, body_of, documented, read, status_of, takes
+from specmatrix.engine.server.limits import OpenAIErrorBody, Refused, body_of, documented, read, status_of, takes
 from specmatrix.engine.server.openai_bodies import ChatBody, CompletionBody, OpenAICommon
 from specmatrix.engine.server.responses import DONE, built, event, finished, json_answer, merged, number, unless_gone
 from specmatrix.engine.server.sampling import engine_params, prompts_of, refuse
@@ -225,7 +225,7 @@ def openai_router(engine: EngineThread, model: str, template: ChatTemplate) -> A
 
     def check(name: str) -> None:
         if name != model:
-            raise NoSuchModel(f"model {shown(name)} is not served; allowed: {shown(model)}")
+            raise Refused(404, f"model {shown(name)} is not served; allowed: {shown(model)}")
 
     @router.post("/completions", response_model=None, openapi_extra=takes(CompletionBody))
     async def completions(http: Request) -> Response:

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from specmatrix.engine.api import Output
 from specmatrix.engine.server.engine_thread import EngineThread, Ticket
-from specmatrix.engine.server.limits import Disconnected
+from specmatrix.engine.server.limits import Refused
 
 DONE: Final = b"data: [DONE]\n\n"
 # Stands for a log-probability of -inf, which JSON cannot represent, as in OpenAI's API.
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 async def finished(http: Request, engine: EngineThread, tickets: Sequence[Ticket]) -> list[Output]:
-    """Wait for the outputs of requests. If the client disconnects first, abort them and raise Disconnected."""
+    """Wait for the outputs of requests. If the client disconnects first, abort them and raise Refused (499)."""
     try:
         return await unless_gone(http, asyncio.gather(*(ticket.done() for ticket in tickets)))
     finally:
@@ -32,12 +32,12 @@ async def finished(http: Request, engine: EngineThread, tickets: Sequence[Ticket
 
 
 async def unless_gone(http: Request, work: Awaitable[T]) -> T:
-    """Wait for a result. If the client disconnects first, cancel the work and raise Disconnected."""
+    """Wait for a result. If the client disconnects first, cancel the work and raise Refused (499)."""
     gone, result = asyncio.ensure_future(_disconnect(http)), asyncio.ensure_future(work)
     try:
         await asyncio.wait((gone, result), return_when=asyncio.FIRST_COMPLETED)
         if not result.done():
-            raise Disconnected("the client left before its answer was complete")
+            raise Refused(499, "the client left before its answer was complete")
         return result.result()
     finally:
         gone.cancel()

@@ -9,7 +9,7 @@ import pytest
 
 from specmatrix.engine.server import limits
 from specmatrix.engine.server.chat_template import ChatTemplate
-from specmatrix.engine.server.limits import Busy
+from specmatrix.engine.server.limits import Refused
 from specmatrix.errors import ConfigError, RequestError
 from tests.support.child_processes import children
 from tests.support.served import served, templated
@@ -62,7 +62,7 @@ def test_another_client_waits_for_a_slow_template_only_so_long(tmp_path: Path, m
         thread.start()
     for thread in several:
         thread.join(60)
-    assert len(refused) == 4 and {type(error) for error in refused} == {Busy, RequestError}
+    assert len(refused) == 4 and {type(error) for error in refused} == {Refused, RequestError}
 
 
 @pytest.mark.parametrize("text", ["{{ 'a' * 4000000000 }}", "{{ 'a' | center(4000000000) }}"])
