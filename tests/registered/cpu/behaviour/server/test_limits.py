@@ -40,6 +40,20 @@ def strict() -> Iterator[RunningServer]:
         yield one
 
 
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (429, "rate_limit_error"),
+        (503, "service_unavailable"),
+        (413, "invalid_request_error"),
+    ],
+)
+def test_an_error_has_openais_type_of_its_status(status: int, kind: str):
+    assert limits.status_of(limits.Refused(status, "no")) == (status, kind)
+
+
 def error(response: httpx.Response) -> str:
     return str(response.json()["error"]["message"])
 
