@@ -3,8 +3,9 @@ without KV. Shares no code with the engine."""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from specmatrix.matrix.oracles.drawn_rounds import filtered
 from specmatrix.matrix.oracles.logit_rules import network
@@ -38,21 +39,37 @@ def joint_law(target: str, request: RequestSpec) -> dict[tuple[int, ...], float]
     return {path: float(paths[path]) for path in sorted(paths, key=lambda path: -paths[path])}
 
 
+class PromptGap(NamedTuple):
+    """What the log-probabilities of an answer's prompt differ by from the network's in float64, in nats.
+
+    nats: the largest difference, at the token `at`. spread: root mean square of all `numbers` differences. own:
+    the same of this network in float32, over all tokens: the rounding of that text.
+    """
+
+    nats: float
+    at: int
+    spread: float
+    own: float
+    numbers: int
+
+
 @cache
-def prompt_scores(target: str, prompt: tuple[int, ...]) -> Tensor:
-    """Log-probabilities of every token after each of a prompt's L tokens: float32 [L, V], in nats."""
+def prompt_scores(target: str, prompt: tuple[int, ...]) -> tuple[Tensor, float]:
+    """Log-probabilities of every token after each of a prompt's L tokens, float64 [L, V], in nats, and the root mean
+    square of what float32 rounds them by."""
     import torch
 
     with torch.inference_mode():
-        logits: Tensor = network(target)(torch.tensor([prompt]))[0][0]
-        return logits.log_softmax(-1)
+        nets = network(target), deepcopy(network(target)).double()
+        rounded, exact = (net(torch.tensor([prompt]))[0][0].log_softmax(-1) for net in nets)
+        return exact, float((rounded - exact).square().mean().sqrt())
 
 
-def prompt_gap(request: RequestSpec, answer: Answer, scores: Tensor) -> tuple[float, int]:
-    """The largest difference in nats between an answer's prompt log-probabilities and `scores`, and its token's index.
-    Includes alternatives: each against its token's value, and together against those of the likeliest tokens."""
-    gaps = [(0.0, 0)]
-    first = request.prompt_logprobs
+def prompt_gap(target: str, request: RequestSpec, answer: Answer) -> PromptGap:
+    """Compare an answer's prompt log-probabilities, alternatives included: each with its token's value, and together
+    with those of the likeliest tokens."""
+    scores, own = prompt_scores(target, answer.prompt_ids)
+    gaps, squares, first = [(0.0, 0)], list[float](), request.prompt_logprobs
     columns = zip(answer.prompt_ids[first:], answer.prompt_logprobs, answer.prompt_top_logprobs, strict=False)
     for index, (token, value, best) in enumerate(columns, first):
         if index == 0 or value is None:
@@ -61,5 +78,7 @@ def prompt_gap(request: RequestSpec, answer: Answer, scores: Tensor) -> tuple[fl
         pairs = [(value, row[token]), *((other, row[one]) for one, other in best or ())]
         likeliest = row.topk(len(best or ())).values
         pairs += zip(sorted((other for _, other in best or ()), reverse=True), likeliest, strict=True)
-        gaps.append((max(abs(mine - float(theirs)) for mine, theirs in pairs), index))
-    return max(gaps)
+        off = [abs(mine - float(theirs)) for mine, theirs in pairs]
+        squares += [one * one for one in off]
+        gaps.append((max(off), index))
+    return PromptGap(*max(gaps), (sum(squares) / max(1, len(squares))) ** 0.5, own, len(squares))

@@ -298,8 +298,10 @@ def test_each_wrong_log_probability_of_a_prompt_is_seen(measured, altered, place
     found, run, gate = measured(RULED), measured(RULED).run, LosslessGate()
     numbers = found.judge(gate).numbers
     assert numbers["scored_prompts"] == 3 and 0 < numbers["prompt_nats"] < 1e-4
-    just = {**gate.thresholds, "oracle_nats": numbers["prompt_nats"]}
+    just = {**gate.thresholds, "oracle_nats": numbers["prompt_nats"], "prompt_largest": 0}
     assert found.judge(LosslessGate(thresholds=just)).state is State.PASS
+    rounded = LosslessGate(thresholds=gate.thresholds | {"prompt_spread": 0.01, "prompt_numbers": 1})
+    assert "nats in root mean square, where float32 rounds by" in found.verdict(rounded)
     wrong = altered(run, place, **{field: change(getattr(run.answers[place], field))})
     nats = found.judge(gate, wrong).numbers["prompt_nats"]
     name = run.answers[place].name
