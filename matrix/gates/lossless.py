@@ -129,7 +129,7 @@ class LosslessGate(PackageGate):
             if outcome.state is not State.PASS:
                 outcome = replace(outcome, accept=rewriting(target))
             elif exact:
-                outcome = self._far(prepared, every, outcome)
+                outcome = self._along(prepared, every, outcome)
         if scored_prompts := [pair for pair in every if pair.request.prompt_logprobs >= 0]:
             outcome = self._against_prompts(scored_prompts, outcome, run, target, exact)
         asked = [pair for pair in pairs(run, baseline) if pair in every or pair.request.prompt != DRAW_PROMPT]
@@ -285,20 +285,22 @@ class LosslessGate(PackageGate):
             return Outcome(self.name, State.FAIL, numbers, message=f"{text}token {at}", blame=Blame(name, at))
         return Outcome(self.name, State.PASS, numbers)
 
-    def _far(self, prepared: PreparedCell, every: list[AnswerPair], outcome: Outcome) -> Outcome:
-        """The baseline's tokens behind a prompt longer than any of the oracle's are those of the network and of the
-        seed's random numbers."""
+    def _along(self, prepared: PreparedCell, every: list[AnswerPair], outcome: Outcome) -> Outcome:
+        """The baseline's tokens that no stored text has, sampled ones and those of later turns and long prompts, are
+        those of the network and of the seed's random numbers: the baseline may share a fault of rows with the run."""
         for pair in every:
             request, base = pair.request, pair.baseline
-            if request.name != "f0" or request.ruled or not followed(request):
+            stored = request.temperature == 0 and oracle_index(request) is not None
+            if stored or request.ruled or request.prompt == DRAW_PROMPT:
                 continue
             seed = prepared.asked.random_seed if request.seed is None else request.seed
             found = self.precision.tokens(prepared.cell.target, request, seed, base.prompt_ids, base.output_ids)
             off = (at for at, token in enumerate(found) if token.off > self.thresholds["tie_nats"])
             if (at := next(off, None)) is not None:
-                where = f"token {at}, position {len(base.prompt_ids) + at}"
+                where = f"token {at}, position {len(base.prompt_ids) + at}{phase_of(request, base, at)}"
                 text = f"the baseline of {request.name} differs from the network along its own text at {where}"
-                return Outcome(self.name, State.FAIL, outcome.numbers, message=text, blame=Blame(request.name, at))
+                blame = Blame(request.name, at, got=base.output_ids)
+                return Outcome(self.name, State.FAIL, outcome.numbers, message=text, blame=blame)
         return outcome
 
 

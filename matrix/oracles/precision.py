@@ -21,6 +21,8 @@ WORD: Final = (1 << 64) - 1
 GOLDEN: Final = 0x9E3779B97F4A7C15
 # Shares of the probability nearer to 0 or 1 are float32's own rounding.
 EDGE: Final = 1e-6
+# So near to the end of top_p's part, rounding decides whether a token is in it.
+CUT: Final = 1e-5
 
 
 class PreciseToken(NamedTuple):
@@ -42,8 +44,11 @@ def followed(request: RequestSpec) -> bool:
 def precise_tokens(
     target: str, request: RequestSpec, seed: int, prompt: tuple[int, ...], output: tuple[int, ...]
 ) -> tuple[PreciseToken, ...]:
-    """Check every output token of a request for which `followed` is true. seed: of its random numbers."""
+    """Check every output token of a request for which `followed` is true, or which top_k or top_p truncates. seed: of
+    its random numbers."""
     import torch
+
+    from specmatrix.matrix.oracles.drawn_rounds import filtered  # which imports the random numbers
 
     if request.ruled:
         return tuple(
@@ -58,9 +63,12 @@ def precise_tokens(
         if request.temperature == 0:
             off = float(row.max() - row[token])
         else:
-            end = float(row[: token + 1].exp().sum())
-            begin = end - float(row[token].exp())
-            off = request.temperature * drawn_off(seed, len(prompt) + index, begin, end)
+            law, margin = row.exp(), 1.0
+            if not request.untruncated:
+                law, margin = filtered(request, logits[index])
+            end = float(law[: token + 1].sum())
+            begin = end - float(law[token])
+            off = request.temperature * drawn_off(seed, len(prompt) + index, begin, end) if margin > CUT else 0.0
         found.append(PreciseToken(off, float(row[token])))
     return tuple(found)
 
