@@ -332,7 +332,7 @@ def test_an_answer_is_followed_past_its_tie(measured, gate, altered, place, stat
 
 
 @pytest.mark.parametrize(("off", "state"), [(0.5e-3, State.PASS), (2e-3, State.FAIL)])
-def test_behind_a_long_prompt_the_baseline_is_what_the_network_and_the_seed_choose(measured, gate, off, state):
+def test_where_no_text_is_stored_the_baseline_is_what_the_network_and_the_seed_choose(measured, gate, off, state):
     found, asked = measured(CELL), {}
 
     def far(run):
@@ -346,7 +346,7 @@ def test_behind_a_long_prompt_the_baseline_is_what_the_network_and_the_seed_choo
     outcome = found.judge(replace(gate, precision=PrecisionGate(tokens=tokens)), far(found.run), far(found.baseline))
     prompt = len(found.run.answers[0].prompt_ids)
     text = f"the baseline of f0 differs from the network along its own text at token 4, position {prompt + 4}"
-    assert outcome.state is state and outcome.message == text * (state is State.FAIL)
+    assert outcome.state is state and outcome.message.startswith(text * (state is State.FAIL))
     assert asked == {"f0": found.run.requests[0].seed}
 
 
