@@ -13,6 +13,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
 from specmatrix.matrix.gates.pairing import phase_of
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
+from specmatrix.matrix.workloads.boundaries import STUCK
 from specmatrix.matrix.workloads.finish import StopRule, banned_early, ending, text_of
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
@@ -66,7 +67,7 @@ class FinishGate(PackageGate):
 def _overshoot(run: Run) -> str:
     """A sentence if the counter of tokens accepted past a request's end differs from the number that the rounds emitted
     past it (prefill steps may add some); else ""."""
-    ended = [answer for answer in run.answers if answer.finish in ("stop", "length")]
+    ended = [answer for answer in run.answers if answer.finish != "abort"]
     over = {answer.name: 1 + sum(answer.accept_lengths) - len(answer.output_ids) for answer in ended}
     least = sum(over.values())
     most = least + sum(answer.moves for answer in ended)
@@ -101,6 +102,9 @@ def _end(request: RequestSpec, answer: Answer, target: str, claims: frozenset[Ca
             return f"was aborted, but its tokens already finish by {_named(due.reason, due.matched)}"
     elif request.replaced:
         return f"finished by {_named(answer.finish, answer.matched)}, but was replaced while it ran"
+    elif request.name == STUCK:  # behind which tokens, the gate `grammar` knows
+        if answer.finish != "error":
+            return f"finished by {_named(answer.finish, answer.matched)}, but its bans leave its grammar no token"
     elif (answer.finish, answer.matched) != (due.reason, due.matched):
         found, expected = _named(answer.finish, answer.matched), _named(due.reason, due.matched)
         return f"finished by {found}; its tokens imply {expected}"

@@ -36,6 +36,8 @@ CROWD: Final = 20
 # Tokens of such a request from the end of its marker on.
 SHORT: Final = 8
 BEFORE_NUMBER: Final = ("####", " ")
+# The name of a request whose bans leave its grammar no token.
+STUCK: Final = "g.stuck"
 # The kinds of grammars, in the order of `ends` in grammars.yaml.
 ENDS: Final = ("json", "regex", "ebnf", "tagged")
 
@@ -87,7 +89,27 @@ def within_answers(cell: Cell, shape: Resolved, indices: Sequence[int], after: t
         after = after if cell.memory == "ample" and not cell.shares_rounds else (name,)
     if (cell.grammar, cell.memory, cell.sampling) == ("tagged", "ample", "mixed"):
         requests += [*_crowd(cell, (*after, *(request.name for request in requests)))]
+        requests += _stuck(cell, shape, indices, after)
     return requests
+
+
+def _stuck(cell: Cell, shape: Resolved, indices: Sequence[int], after: tuple[str, ...]) -> Iterator[RequestSpec]:
+    """A request whose grammar begins at its answer's number, behind the first digit of which, an accepted draft, its
+    bans leave no token."""
+    widths, number = (shape.num_steps, shape.topk, shape.num_draft_tokens), tuple(map(token_id, BEFORE_NUMBER))
+    oracle, eos, grammar = oracle_of(cell.target), eos_ids(cell.target), grammars()["ends"][ENDS.index("tagged")]
+    rounds = None if oracle is None else oracle.rounds.get((cell.drafter, *widths))
+    if oracle is None or rounds is None:
+        return
+    for at in indices:
+        text = oracle.continuations[at]
+        second = 1 + (behind(number, text) or len(text))
+        if second < len(text) - 1 and (place_of(second, rounds[at], deepest_round(*widths)) or 0) > 0:
+            begun = text[second - len(number) - 1 : second]
+            bans = tuple((*begun, one) for one in (*map(token_id, "0123456789"), *sorted(eos)))
+            fields = grammar.fields | {"reasoning_end_ids": number, "bad_words_ids": bans}
+            yield RequestSpec(STUCK, prompt_of(questions()[at][0]), len(text), after=after, **fields)
+            return
 
 
 def _crowd(cell: Cell, after: tuple[str, ...]) -> Iterator[RequestSpec]:

@@ -12,6 +12,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell, instrumented, zoo_facts
 from specmatrix.matrix.cells.constraints import Constraint, Expect, expectation, explain
 from specmatrix.matrix.cells.tiers import tier as find_tier
+from specmatrix.matrix.workloads.boundaries import STUCK
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.schema import REFERENCE
@@ -84,11 +85,11 @@ class PreparedCell:
     @cached_property
     def requests(self) -> tuple[RequestSpec, ...]:
         """The requests of the cell, for subjects other than the reference engine without forced retractions, renewals
-        of memory or weights, and repetitions that only drafts of other requests' texts notice."""
+        of memory or weights, requests without a legal token, and repetitions that only drafts of other texts notice."""
         found = tuple(self.workload(self.cell, self.seed))
         if self.subject == REFERENCE:
             return found
-        kept = (request for request in found if request.name[0] != "b" or not self.cell.shares_rounds)
+        kept = (one for one in found if (one.name[0] != "b" or not self.cell.shares_rounds) and one.name != STUCK)
         return tuple(replace(request, renewal="", retract_after=None) for request in kept)
 
     @cached_property
