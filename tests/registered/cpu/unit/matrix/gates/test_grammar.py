@@ -10,7 +10,7 @@ from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.grammar import EFFECTS, ENDED, OF_DRAFTS, REFUSED, TOGETHER, GrammarGate
 from specmatrix.matrix.oracles.grammar import following, unreadable
 from specmatrix.matrix.subjects.protocol import Capability
-from specmatrix.matrix.workloads.boundaries import behind, due_places, is_plain, place_of
+from specmatrix.matrix.workloads.boundaries import STUCK, behind, due_places, is_plain, place_of
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.workloads.finish import text_of
 from specmatrix.matrix.workloads.grammars import grammar_of
@@ -176,14 +176,15 @@ def test_a_marker_is_plain_if_its_last_token_or_its_first_beginning_finds_it():
 
 def test_in_one_cell_more_grammars_run_than_there_are_tables_for():
     """An engine keeps 16 tables, one for each grammar and marker. Two requests share one, and the first of them ends
-    before another grammar comes."""
-    *crowd, late = [one for one in workload(Cell.from_id(TAGGED), 0) if one.name[0] == "g"]
+    before another grammar comes. One more request has no legal token inside a round."""
+    *crowd, late, stuck = [one for one in workload(Cell.from_id(TAGGED), 0) if one.name[0] == "g"]
     first, again, second = crowd[:3]
     assert crowd.pop(1).reasoning_end_ids == first.reasoning_end_ids and late.after == (first.name, second.name)
     assert first.max_new_tokens < second.max_new_tokens < again.max_new_tokens
     assert late.structural_tag != first.structural_tag
     assert len({one.reasoning_end_ids for one in (*crowd, late)}) - 1 == len(crowd) == 20
     assert len({(one.structural_tag, one.after) for one in crowd}) == 1 and grammar_of(*crowd[0].grammar).table
+    assert stuck.name == STUCK and len(stuck.bad_words_ids) > 10
     assert not any(one.name[0] == "g" for one in workload(Cell.from_id(TAGGED.replace(".mixed.", ".")), 0))
 
 
