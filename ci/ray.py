@@ -258,18 +258,22 @@ def work(job: ShardJob, number: int, cells: Sequence[Cell], queue: Queue, versio
     if different := difference(versions, versions_with(HOME)):  # a node that joined later
         raise ConfigError(different)
     queue.put((number, node, None))
-    runner = _runner(job)
+    runner = runner_of(job)
     for cell in cells:
         queue.put((number, node, runner.run_cell(cell)))
     runner.close()
 
 
-@cache
-def _runner(job: ShardJob) -> Runner:
+# The runners of this process, by job; a job's options hold lists, so it has no hash.
+_runners: dict[str, Runner] = {}
+
+
+def runner_of(job: ShardJob) -> Runner:
     """The runner of this process, which Ray uses for several tasks on CPUs: it keeps its baselines."""
-    runner = job_runner(job)
-    freeze()
-    return runner
+    if (key := repr(job)) not in _runners:
+        _runners[key] = job_runner(job)
+        freeze()
+    return _runners[key]
 
 
 def probe(gpus: int) -> tuple[dict[str, str], dict[str, Json]]:

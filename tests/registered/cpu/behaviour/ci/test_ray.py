@@ -10,7 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from specmatrix.ci import ray as executor
+from specmatrix.ci.local import ShardJob
 from specmatrix.ci.planner import Host, plan
+from specmatrix.ci.run_options import RunOptions
 from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cover.selection import chosen_cells
@@ -33,7 +35,12 @@ RUN = ["run", "--stage", "smoke", "--cells", SELECTOR, "--seed", "3"]
 
 def timeless(found: CellResult) -> CellResult:
     evidence = {name: number for name, number in found.evidence.items() if number}
-    return replace(found, seconds=0.0, engine_starts=0, losses=(), evidence=evidence)
+    # What a run compares over its cells does not stay in their records.
+    gates = tuple(
+        replace(gate, numbers={name: number for name, number in gate.numbers.items() if name != "same_texts"})
+        for gate in found.gates
+    )
+    return replace(found, gates=gates, seconds=0.0, engine_starts=0, losses=(), evidence=evidence)
 
 
 @pytest.mark.nightly
@@ -120,3 +127,11 @@ def test_options_that_a_cluster_does_not_take_are_refused(words, said, capsys):
 def test_a_node_names_its_gpus_for_a_gpu_tier(gpus, named, monkeypatch):
     monkeypatch.setattr(provenance, "gpu_names", lambda: ["H100", "H100"])
     assert executor.probe(gpus)[1]["gpus"] == named
+
+
+def test_the_tasks_of_a_run_in_one_process_share_a_runner_whatever_its_options_hold(monkeypatch):
+    monkeypatch.setattr(executor, "_runners", {})
+    monkeypatch.setattr(executor, "job_runner", lambda job: [job])
+    monkeypatch.setattr(executor, "freeze", lambda: None)
+    one, same, other = (ShardJob(RunOptions(cells=[name])) for name in ("none", "none", "ngram"))
+    assert executor.runner_of(one) is executor.runner_of(same) is not executor.runner_of(other)
