@@ -116,7 +116,7 @@ def workers(session: int) -> list[int]:
     found = []
     for pid in members(session):
         with suppress(OSError):
-            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"specmatrix.child" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
 
@@ -131,8 +131,9 @@ def judge(kill: PlannedKill, ended: Ended, out: Path, cells: set[str]) -> None:
     except ReportError as refusal:
         assert "did not finish" in str(refusal) and "\n" not in str(refusal)
         assert (kill.victim, ended.hit, ended.out) == ("run", True, "")
-        # Before the command line is there, SIGTERM ends Python as SIGKILL does.
-        bare = {signal.SIGKILL} | ({signal.SIGTERM} if not kill.begun and not said else set())
+        # Before the command line is there, other signals end Python as SIGKILL does, SIGINT with a traceback.
+        early = not kill.begun and (not said or said.endswith("KeyboardInterrupt\n"))
+        bare = {signal.SIGKILL} | ({signal.SIGTERM, signal.SIGINT} if early else set())
         assert status == (-kill.number if kill.number in bare else 128 + kill.number)
         # A worker that has read nothing yet when the run dies says so.
         assert kill.number in bare or (said.startswith("interrupted") and said.count("\n") == 1), said
