@@ -14,20 +14,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from specmatrix.matrix.oracles.logit_rules import Rules, network
 from specmatrix.matrix.oracles.naive_rounds import zoo_drafts
-from specmatrix.matrix.oracles.precision import random_number
+from specmatrix.matrix.oracles.precision import Filtered, filtered, random_number
 from specmatrix.matrix.subjects.protocol import AcceptanceRule
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import eos_ids
 
 # A command that only starts workers imports the gates, but needs neither numpy nor torch.
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    from torch import Tensor
-
+    from specmatrix.matrix.oracles.precision import Masses
     from specmatrix.matrix.zoo.oracle import Drafts, OracleDraft, Shape
 
-    Masses = npt.NDArray[np.float64]
 
 # By stream, what is combined with the seed; and the factor of the position, as more columns than a round can have.
 NOISE: Final = 0x2545F4914F6CDD1D
@@ -90,30 +86,6 @@ class Text:
             scores = self._rules.processed(text[:, :end], len(self.prompt), raw[end - 1])[0]
             laws.append(filtered(self.request, scores, self.request.min_p))
         return laws
-
-
-class Filtered(NamedTuple):
-    """A law [V], and the least distance in probability of a token from being kept or removed by top_p."""
-
-    masses: Masses
-    margin: float
-
-
-def filtered(request: RequestSpec, logits: Tensor, min_p: float = 0.0) -> Filtered:
-    """The distribution of logits [V] under a sampled request's temperature, min_p, top_k and top_p."""
-    import numpy as np
-
-    masses = (logits.double() / request.temperature).softmax(-1).numpy()
-    masses = np.where(masses >= min_p * masses.max(), masses, 0.0)
-    order = np.argsort(-masses, kind="stable")
-    ranked = masses[order]
-    if request.top_k > 0:
-        ranked[request.top_k :] = 0.0
-    distance = (np.cumsum(ranked) - ranked) / ranked.sum() - request.top_p
-    ranked[1:][distance[1:] >= 0] = 0.0
-    law = np.zeros_like(masses)
-    law[order] = ranked / ranked.sum()
-    return Filtered(law, float(np.abs(distance[1:]).min()) if request.top_p < 1 else 1.0)
 
 
 def drawn_round(

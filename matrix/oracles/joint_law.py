@@ -7,8 +7,8 @@ from copy import deepcopy
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from specmatrix.matrix.oracles.drawn_rounds import filtered
 from specmatrix.matrix.oracles.logit_rules import network
+from specmatrix.matrix.oracles.precision import filtered
 from specmatrix.matrix.subjects.protocol import Answer
 from specmatrix.matrix.workloads.questions import prompt_ids
 from specmatrix.matrix.workloads.request import RequestSpec

@@ -9,13 +9,20 @@ from __future__ import annotations
 import json
 from functools import cache
 from math import log
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from specmatrix.matrix.cells.cell import MODELS, Cell, asked
 from specmatrix.matrix.oracles.logit_rules import network, ruled_tokens
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.stored_oracle import oracle_index, oracle_of
 from specmatrix.matrix.zoo.registry import CLOSE, margins_file
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from torch import Tensor
+
+    Masses = npt.NDArray[np.float64]
 
 WORD: Final = (1 << 64) - 1
 GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -35,6 +42,30 @@ class PreciseToken(NamedTuple):
     logprob: float
 
 
+class Filtered(NamedTuple):
+    """A law [V], and the least distance in probability of a token from being kept or removed by top_p."""
+
+    masses: Masses
+    margin: float
+
+
+def filtered(request: RequestSpec, logits: Tensor, min_p: float = 0.0) -> Filtered:
+    """The distribution of logits [V] under a sampled request's temperature, min_p, top_k and top_p."""
+    import numpy as np
+
+    masses = (logits.double() / request.temperature).softmax(-1).numpy()
+    masses = np.where(masses >= min_p * masses.max(), masses, 0.0)
+    order = np.argsort(-masses, kind="stable")
+    ranked = masses[order]
+    if request.top_k > 0:
+        ranked[request.top_k :] = 0.0
+    distance = (np.cumsum(ranked) - ranked) / ranked.sum() - request.top_p
+    ranked[1:][distance[1:] >= 0] = 0.0
+    law = np.zeros_like(masses)
+    law[order] = ranked / ranked.sum()
+    return Filtered(law, float(np.abs(distance[1:]).min()) if request.top_p < 1 else 1.0)
+
+
 def followed(request: RequestSpec) -> bool:
     """Whether this oracle knows how a request's tokens are chosen."""
     return request.temperature == 0 or (request.untruncated and not request.ruled)
@@ -47,8 +78,6 @@ def precise_tokens(
     """Check every output token of a request for which `followed` is true, or which top_k or top_p truncates. seed: of
     its random numbers."""
     import torch
-
-    from specmatrix.matrix.oracles.drawn_rounds import filtered  # which imports the random numbers
 
     if request.ruled:
         return tuple(

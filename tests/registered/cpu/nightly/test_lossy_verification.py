@@ -11,7 +11,8 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.chances import ChancesGate
 from specmatrix.matrix.gates.distribution import DistributionGate
 from specmatrix.matrix.gates.gate import State
-from specmatrix.matrix.oracles.drawn_rounds import Text, filtered
+from specmatrix.matrix.oracles.drawn_rounds import Text
+from specmatrix.matrix.oracles.precision import filtered
 from specmatrix.matrix.run.requests import run_requests
 from specmatrix.matrix.subjects.engine_process import start_engine
 from specmatrix.matrix.subjects.protocol import AcceptanceRule
