@@ -26,6 +26,8 @@ local.work = scripted_workers.passes
 """
 # The share of the kills that must reach a process that still runs, of a run and of a worker.
 LEAST = 0.3
+# In the environment of a run and of all that it starts, whose sessions are others.
+MARK = "SPECMATRIX_KILLED_RUN"
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 
@@ -51,7 +53,9 @@ def draw(rng: random.Random, most: float) -> PlannedKill:
     victim, begun = rng.choice(("run", "worker")), rng.random() < 0.5
     # Until the report is begun a run loads its modules.
     most = most if begun or victim == "worker" else 1.5
-    return PlannedKill(rng.choice(SIGNALS), victim, begun, round(rng.random() * most, 3))
+    # Ctrl-C does not reach workers, which have sessions of their own.
+    numbers = SIGNALS if victim == "run" else SIGNALS[:2]
+    return PlannedKill(rng.choice(numbers), victim, begun, round(rng.random() * most, 3))
 
 
 def run(code: str, out: Path, kill: PlannedKill | None = None) -> Ended:
@@ -59,8 +63,8 @@ def run(code: str, out: Path, kill: PlannedKill | None = None) -> Ended:
     the run."""
     words = ["run", "--stage", "smoke", "--cells", "algorithm=none", "--workers", "2", "--out", str(out), "--json"]
     pipe, hit, before = subprocess.PIPE, False, written(out)
-    command = [sys.executable, "-c", code, *words]
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+    command, marked = [sys.executable, "-c", code, *words], os.environ | {MARK: str(out)}
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=marked) as process:
         if kill is not None:
             while process.poll() is None and not (
                 written(out) != before if kill.begun else kill.victim == "run" or workers(process.pid)
@@ -76,10 +80,11 @@ def run(code: str, out: Path, kill: PlannedKill | None = None) -> Ended:
             # Workers hold the pipes too, so this also waits for them.
             output = process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
-            left = members(process.pid)
-            os.killpg(process.pid, signal.SIGKILL)
+            left = members(out)
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
             raise AssertionError(f"{kill} left processes {left} behind") from None
-    for pid in members(process.pid):
+    for pid in members(out):
         with suppress(ProcessLookupError):
             descriptor = os.pidfd_open(pid)
             ends, _, _ = select([descriptor], [], [], 10)
@@ -100,25 +105,26 @@ def _pause(process: subprocess.Popen[str], seconds: float) -> None:
         process.wait(seconds)
 
 
-def members(session: int) -> list[int]:
-    """The living processes of a session, by id."""
+def members(out: Path) -> list[int]:
+    """The living processes of a run that writes to `out`, by id."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
-            # The command's name, in parentheses, may hold anything.
-            state, _, _, own = path.read_text().rpartition(")")[2].split()[:4]
-            if int(own) == session and state not in "ZX":
+            if f"{MARK}={out}".encode() in path.read_bytes().split(b"\0"):
                 found.append(int(path.parent.name))
     return sorted(found)
 
 
-def workers(session: int) -> list[int]:
+def workers(run: int) -> list[int]:
+    """The living children of a run, which has no others."""
     found = []
-    for pid in members(session):
+    for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            if b"specmatrix.child" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-    return found
+            # The command's name, in parentheses, may hold anything.
+            state, parent, *_ = path.read_text().rpartition(")")[2].split()
+            if int(parent) == run and state not in "ZX":
+                found.append(int(path.parent.name))
+    return sorted(found)
 
 
 def judge(kill: PlannedKill, ended: Ended, out: Path, cells: set[str]) -> None:
@@ -131,10 +137,11 @@ def judge(kill: PlannedKill, ended: Ended, out: Path, cells: set[str]) -> None:
     except ReportError as refusal:
         assert "did not finish" in str(refusal) and "\n" not in str(refusal)
         assert (kill.victim, ended.hit, ended.out) == ("run", True, "")
-        # Before the command line is there, other signals end Python as SIGKILL does, SIGINT with a traceback.
-        early = not kill.begun and (not said or said.endswith("KeyboardInterrupt\n"))
+        # Before the command line is there, SIGTERM ends Python as SIGKILL does, and SIGINT with Python's own traceback.
+        early = not kill.begun and not said.startswith("interrupted")
         bare = {signal.SIGKILL} | ({signal.SIGTERM, signal.SIGINT} if early else set())
-        assert status == (-kill.number if kill.number in bare else 128 + kill.number)
+        own = {1} if early and kill.number == signal.SIGINT else set()
+        assert status in {-kill.number if kill.number in bare else 128 + kill.number} | own
         # A worker that has read nothing yet when the run dies says so.
         assert kill.number in bare or (said.startswith("interrupted") and said.count("\n") == 1), said
         return
@@ -144,7 +151,6 @@ def judge(kill: PlannedKill, ended: Ended, out: Path, cells: set[str]) -> None:
         assert "Traceback" not in said, said
         assert status == json.loads(ended.out)["red"] == len(lost)
         assert not lost or lost[0].error == f"the cell has no result: its worker died with exit code -{kill.number:d}"
-        assert not lost or kill.number != signal.SIGINT
         # A worker that still starts is replaced, and costs nothing.
         assert not lost or kill.begun or kill.seconds > 0.02
     else:  # The report was there already.
