@@ -136,10 +136,11 @@ def write_report(
                 writer.write(record)
                 done.add(record.id)
                 kept += [record] if decide else []
-                red += [record.id] * (worse := is_red(record, header.created))
-                if fail_fast and worse:
-                    writer.not_run = [cell.id for cell in cells if cell.id not in done]
-                    break
+                if is_red(record, header.created):
+                    red.append(record.id)
+                    if fail_fast:
+                        writer.not_run = [cell.id for cell in cells if cell.id not in done]
+                        break
             if red and decide:
                 try:
                     writer.causes = decide(kept)
@@ -152,7 +153,8 @@ def write_report(
             raise stop.saying(f"interrupted after {report} was written; its summary and pages were not") from None
         older = f"; {report} is from an earlier run" if report.exists() else ""
         text = f"interrupted after {len(done):,} of {count(len(cells), 'cell')}, {len(red):,} of them red"
-        text += f" ({shorten(', '.join(red), NAMED)})" * bool(red)
+        if red:
+            text += f" ({shorten(', '.join(red), NAMED)})"
         raise stop.saying(f"{text}; partial results are in {partial}, which is not a report{older}") from None
     return writer
 

@@ -169,6 +169,13 @@ def test_rounds_account_for_the_tokens_after_a_retraction_too(measured, altered)
         assert verdict == f"FAIL: {text}"
 
 
+def test_the_number_of_requests_with_a_fault_is_told(measured, altered):
+    """So that a waiver can bound it."""
+    found = measured(PLAIN)
+    run = altered(altered(found.run, 0, finish="length"), 1, finish="length")
+    assert found.judge(GATE, run).message.endswith("; 2 of 2 requests have a fault")
+
+
 def test_an_abort_ends_what_still_runs(measured, altered):
     found = measured(ABORTED)
     requests = (replace(found.run.requests[0], abort_after=5), *found.run.requests[1:])
