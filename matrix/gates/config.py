@@ -232,7 +232,7 @@ class EffectiveGate(PackageGate):
             )
         common = [key for key in run.readback if key in run.resolved]
         differing = [key for key in common if run.readback[key] != run.resolved[key]]
-        required = [row for row in self.evidence if row.when(prepared.cell, run)]
+        required = [row for row in self.evidence if row.applies(prepared.cell, run)]
         unseen = [row for row in required if not row.holds(run)]
         numbers: dict[str, Number] = {
             "keys": len(common),
@@ -274,5 +274,5 @@ def _strays(run: Run) -> Iterator[str]:
 
 
 def _unseen(row: Evidence, run: Run) -> str:
-    wanted = "more than 0" if row.seen else "0"
+    wanted = "0" if row.zero else "more than 0"
     return f"{COUNTER}{row.counter.replace('|', ' or ')} is {row.hits(run)}, expected {wanted}: {row.why}"

@@ -8,7 +8,7 @@ from zlib import crc32
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.conformance.simulated import first_failure
-from specmatrix.matrix.gates.evidence import widest
+from specmatrix.matrix.gates.conditions import widest
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
 from specmatrix.matrix.oracles.forwards import DraftShape, SparePositions, needless_forwards, wrong_budgets
 from specmatrix.matrix.oracles.ledger import groups_of

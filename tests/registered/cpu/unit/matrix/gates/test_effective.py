@@ -45,7 +45,7 @@ def test_a_missing_counter_is_named_after_what_other_gates_see(measured):
     assert found.judge(GATE, replace(found.run, evidence=unreported)) == missing
     other = found.judge(GATE, resolved={"topk": 3})
     ledger, depth = (Outcome(name, State.FAIL, message="counter a is 1") for name in ("ledger", "adaptive"))
-    (row,) = [row for row in EVIDENCE if row.counter == "decode.round" and row.seen and row.holds(found.run)]
+    (row,) = [row for row in EVIDENCE if row.counter == "decode.round" and not row.zero and row.holds(found.run)]
     assert missing.message == f"counter decode.round is 0, expected more than 0: {row.why}"
     assert (missing.numbers["unseen"], missing.numbers["differences"]) == (1, 0)
     assert nearest_first([missing, ledger, depth]) == [ledger, depth, missing]
@@ -88,7 +88,7 @@ def test_rounds_on_a_gpu_must_be_replayed(measured):
         ({"slots": "4"}, True),
         ({"slots": "4", "batch": "burst"}, False),
     ):
-        assert bool(row.when(cell._replace(**axes), run)) is due, axes
+        assert bool(row.applies(cell._replace(**axes), run)) is due, axes
 
 
 @pytest.mark.parametrize(("worker", "name", "value"), OTHER_OPTIONS)

@@ -8,7 +8,8 @@ import pytest
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.matrix.cells.cell import Cell, asked, zoo_facts
 from specmatrix.matrix.cover.lock import PRESETS
-from specmatrix.matrix.gates.evidence import EVIDENCE, MIN_ROUNDS
+from specmatrix.matrix.gates.conditions import MIN_ROUNDS
+from specmatrix.matrix.gates.evidence import EVIDENCE
 from specmatrix.matrix.subjects.protocol import Answer, Memory, Run
 from specmatrix.matrix.workloads.prepared_cell import prepare
 
@@ -35,7 +36,7 @@ def test_what_a_note_claims_is_demanded(word):
     found = [Cell.from_id(text) for text, note in notes if word in note and note.startswith("sessions")]
     for cell in found:
         run = run_of(cell)
-        assert CLAIMS[word] in {row.counter for row in EVIDENCE if row.seen and row.when(cell, run)}, cell.id
+        assert CLAIMS[word] in {row.counter for row in EVIDENCE if not row.zero and row.applies(cell, run)}, cell.id
     assert found
 
 
@@ -54,9 +55,9 @@ def test_what_a_note_claims_is_demanded(word):
 def test_a_text_that_fills_a_page_must_be_cached(cell, tokens, due):
     cell = Cell.from_id(cell)
     answer = Answer("q0", (1,) * (tokens - 2), (1, 1), "", "length", None, 0, ())
-    (row,) = [row for row in EVIDENCE if row.seen and row.counter.startswith("prefix.insert")]
-    assert row.when(cell, run_of(cell, answer)) == due
-    assert not row.when(cell, run_of(cell, replace(answer, finish="abort")))
+    (row,) = [row for row in EVIDENCE if not row.zero and row.counter.startswith("prefix.insert")]
+    assert row.applies(cell, run_of(cell, answer)) == due
+    assert not row.applies(cell, run_of(cell, replace(answer, finish="abort")))
 
 
 # Counters that must be hit (+) or must not (-), cells that demand it, and behind `not` cells that do not.
@@ -153,7 +154,7 @@ ANSWERED |= {"prefix.insert|prefix.hit|prefix.duplicate+"}
 
 def test_every_row_has_its_cells():
     demanded = {line.split()[0] for line in re.split(r"\n(?! )", DEMANDS.strip())}
-    assert demanded | ANSWERED == {f"{row.counter}{'+' if row.seen else '-'}" for row in EVIDENCE}
+    assert demanded | ANSWERED == {f"{row.counter}{'-' if row.zero else '+'}" for row in EVIDENCE}
 
 
 @pytest.mark.parametrize("demand", re.split(r"\n(?! )", DEMANDS.strip()), ids=lambda demand: demand.split()[0])
@@ -164,12 +165,12 @@ def test_what_each_counter_is_demanded_of(demand):
             continue
         cell = Cell.from_id(text)
         run = replace(run_of(cell), requests=prepare(cell).requests)
-        found = {f"{one.counter}{'+' if one.seen else '-'}" for one in EVIDENCE if one.when(cell, run)}
+        found = {f"{one.counter}{'-' if one.zero else '+'}" for one in EVIDENCE if one.applies(cell, run)}
         assert (row in found) == (place < cells.index("not")), text
 
 
 def row_of(counter):
-    (row,) = [row for row in EVIDENCE if row.counter == counter and row.seen]
+    (row,) = [row for row in EVIDENCE if row.counter == counter and not row.zero]
     return row
 
 
@@ -177,7 +178,7 @@ def test_long_prompts_are_split_and_long_texts_slide_the_window():
     def due(counter: str, text: str, prompt: int, tokens: int = 1, **fields: object) -> bool:
         cell = Cell.from_id(text)
         answer = replace(Answer("q0", (1,) * prompt, (1,) * tokens, "", "length", None, 0, ()), **fields)
-        return bool(row_of(counter).when(cell, run_of(cell, answer)))
+        return bool(row_of(counter).applies(cell, run_of(cell, answer)))
 
     assert [due("prefix.evict", "none.m4.gsm", size) for size in (3071, 3072)] == [False, True]
     assert not due("prefix.evict", "none.nocache.m4.gsm", 9999) and not due("prefix.evict", "none.m4.burst", 9999)
@@ -196,7 +197,7 @@ def test_samples_with_rules_may_end_while_two_texts_still_fit(measured, altered,
     for total, asked_for in ((cell.memory_tokens, always), (cell.memory_tokens + 1, True)):
         one = altered(run, 0, prompt_ids=(5,) * 10, output_ids=(5,) * (total // 2 - 10))
         two = replace(one.answers[0], output_ids=(5,) * (total - total // 2 - 10))
-        assert row_of("retract.done").when(cell, replace(one, answers=(*one.answers[:1], two))) == asked_for
+        assert row_of("retract.done").applies(cell, replace(one, answers=(*one.answers[:1], two))) == asked_for
 
 
 @pytest.mark.parametrize(
@@ -214,7 +215,7 @@ def test_memory_must_not_hold_what_two_sessions_need_in_one_round(measured, alte
     for prompt, asked_for in ((cell.memory_tokens - held, False), (cell.memory_tokens - held + 1, True)):
         output = (5,) * (1 + sum(one or (1,) * 30))
         whole = altered(run, first, prompt_ids=(5,) * prompt, output_ids=output, accept_lengths=one)
-        assert row.when(cell, whole) == asked_for
+        assert row.applies(cell, whole) == asked_for
 
 
 @pytest.mark.parametrize(("name", "asked_of_all"), [("ngram.s3.k4.n8", False), ("eagle3.s3.k4.n8", True)])
@@ -226,14 +227,14 @@ def test_an_index_that_knows_the_text_may_always_be_right_on_its_first_branch(me
         ((depth,) * MIN_ROUNDS, True),
         ((depth,) * (MIN_ROUNDS - 1), False),
     ):
-        assert bool(row.when(cell, altered(run, 0, accept_lengths=lengths))) is due
+        assert bool(row.applies(cell, altered(run, 0, accept_lengths=lengths))) is due
 
 
 def test_a_rollback_may_be_beyond_a_sliding_window(measured):
     run, cell = measured("eagle3.s3.v2.pair.stream").run, Cell.from_id("eagle3.s3.v2.pair.stream")
     for window, asked_for in ((None, True), (32, False)):
         whole, row = replace(run, resolved={**run.resolved, "window": window}), row_of("session.rolled_back")
-        assert row.when(cell._replace(abort="running"), whole) == asked_for and not row.when(cell, whole)
+        assert row.applies(cell._replace(abort="running"), whole) == asked_for and not row.applies(cell, whole)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +253,7 @@ def test_two_requests_decode_together_where_their_windows_fit(measured, memory, 
     told = {"window": window, "chunked_prefill_size": chunk, "window_pages": pages, "page_size": 16, "lag": 1}
     run = replace(run, resolved={**run.resolved, **told})
     cell = Cell.from_id("eagle3.s3.v2.mixed_lengths")._replace(memory=memory)
-    assert row_of("decode.batched").when(cell, run) == fit
+    assert row_of("decode.batched").applies(cell, run) == fit
 
 
 def test_a_slot_may_go_on_drafting_where_graphs_pad_smaller_batches_to_its_size():
@@ -260,4 +261,4 @@ def test_a_slot_may_go_on_drafting_where_graphs_pad_smaller_batches_to_its_size(
     run = run_of(cell)
     for largest, due in ((0, True), (32, False)):
         told = replace(run, resolved={**run.resolved, "cuda_graph_max_bs": largest})
-        assert row_of("adaptive.undrafted").when(cell, told) is due
+        assert row_of("adaptive.undrafted").applies(cell, told) is due
