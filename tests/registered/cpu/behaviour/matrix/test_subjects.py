@@ -303,20 +303,21 @@ def test_one_subject_is_shown_with_what_does_not_judge_it_and_why(specmatrix: Sp
 @pytest.mark.nightly
 def test_pytest_runs_cells_on_a_subject_under_waivers(installed: Path, tmp_path: Path):
     (tmp_path / "test_cells.py").write_text("from specmatrix.matrix.plugin import MatrixCells\ncells = MatrixCells()\n")
-    common = "expiry: 2999-12-31, subject: replay"
-    waivers = (
-        f"- {{cells: none, gate: lossless, reason: old, {common}}}",
-        f"- {{cells: algorithm=eagle3, gate: acceptance, reason: it drafts nothing, issue: a/b#1, {common}}}\n",
-    )
+    ruined = "def ruined(): return ReplaySubject('never accepts', 'ruined')\n"
+    (tmp_path / "mine.py").write_text(f"from tests.support.tiny_subject import ReplaySubject\n{ruined}")
+    common = "expiry: 2999-12-31, subject: ruined"
+    known = f"cells: algorithm=eagle3, reason: it accepts nothing, issue: a/b#1, {common}"
+    waivers = [f"- {{gate: {gate}, {known}}}" for gate in ("acceptance", "lossless", "finish")]
+    waivers.append(f"- {{cells: none, gate: lossless, reason: old, {common}}}\n")
     (tmp_path / "specmatrix-waivers.yaml").write_text("\n".join(waivers), encoding="utf-8")
-    options = ("--specmatrix-subject", "replay", "--specmatrix-stage", "product", "-p", "no:cacheprovider")
+    options = ("--specmatrix-subject", "mine.py:ruined", "--specmatrix-stage", "product", "-p", "no:cacheprovider")
     cells = ("--specmatrix-cells", "none or none.temperature or eagle3.s3.k1.pair")
     command = [sys.executable, "-m", "pytest", "-q", "-rx", *options, *cells]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(HOME), str(installed)))}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
     assert "1 failed, 1 skipped, 1 xfailed" in done.stdout, done.stdout + done.stderr
     assert "lossless passes again, but a waiver until 2999-12-31 says that it fails: old" in done.stdout
-    assert "eagle3.s3.k1.pair - it drafts nothing (a/b#1), until 2999-12-31" in done.stdout
+    assert "eagle3.s3.k1.pair - it accepts nothing (a/b#1), until 2999-12-31" in done.stdout
 
 
 @pytest.mark.parametrize(
