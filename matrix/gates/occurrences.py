@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from specmatrix.errors import ConfigError
@@ -31,6 +32,16 @@ class Seen(NamedTuple):
     def whole(self) -> Prediction | None:
         """What the oracle implies if no abort is sent."""
         return self.due if self.request.abort_after is None else None
+
+    @property
+    def rounds(self) -> Sequence[int]:
+        """The oracle's whole rounds if no abort is sent; of an answer whose first round begins with the first token,
+        those that begin where one of its rounds does, as the others' drafts are other ones."""
+        rounds = () if self.whole is None else self.whole.rounds[:-1]
+        if not self.answer.drafts_first:
+            return rounds
+        mine = {*self.answer.round_starts}
+        return [length for length, start in zip(rounds, accumulate(rounds, initial=1), strict=False) if start in mine]
 
 
 class Occurrence(NamedTuple):
@@ -60,12 +71,12 @@ def _runs_on(one: Seen) -> bool:
 
 FULL: Final = Occurrence(
     "a verify round that accepts every draft",
-    lambda one: one.whole is not None and one.whole.accepts_fully,
+    lambda one: one.deepest in one.rounds,
     lambda one: one.deepest in one.answer.accept_lengths,
 )
 REJECTED: Final = Occurrence(
     "a verify round that rejects a draft",
-    lambda one: one.whole is not None and one.whole.rejects,
+    lambda one: any(length < one.deepest for length in one.rounds),
     lambda one: any(length < one.deepest for length in one.answer.accept_lengths[:-1]),
 )
 OCCURRENCES: Final[Mapping[str, Sequence[Occurrence]]] = {

@@ -155,6 +155,7 @@ class TransformersEngine(RunningEngine):
             logprobs=logprobs,
             top_logprobs=top,
             round_widths=tuple(width for _, width in rounds),
+            drafts_first=sum(emitted for emitted, _ in rounds) == len(ids),
         )
 
     @property

@@ -5,9 +5,12 @@ import pytest
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, Cell
 from specmatrix.matrix.gates.acceptance import AcceptanceGate
 from specmatrix.matrix.gates.gate import Blame, State
+from specmatrix.matrix.gates.occurrences import FULL, REJECTED, Seen
 from specmatrix.matrix.gates.round_lengths import Rounds, RoundsPair, length_numbers, same_range
 from specmatrix.matrix.gates.session import first_round_mismatch, from_a_start
 from specmatrix.matrix.subjects.protocol import Answer
+from specmatrix.matrix.workloads.finish import Ending
+from specmatrix.matrix.workloads.predicted import Prediction
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.questions import ORACLE_PROMPTS
 from specmatrix.matrix.workloads.stored_oracle import Oracle, decode, load_oracle
@@ -328,3 +331,14 @@ def test_rounds_that_begin_with_the_first_token_are_compared_from_the_first_comm
     assert from_a_start((2, 7), (2, 4, 1, 3), True) == ((2, 7), (2, 4, 1, 3))
     answer = Answer("q", (9,), (5, 6, 7, 8), "", "length", None, 0, (3, 1), drafts_first=True)
     assert (answer.round_starts, replace(answer, drafts_first=False).round_starts) == ((0, 3), (1, 4))
+
+
+def test_rounds_that_begin_with_the_first_token_must_have_what_the_oracle_has_from_where_both_begin_one():
+    """A draft that the oracle rejects in a round that the engine never begins is not due."""
+    (request,) = prepare(Cell.from_id("standalone.s1.length")).requests
+    due = Prediction((2, 1, 2, 2, 2), Ending(9, "length", None, ""), 2, False)
+    answer = Answer("q5", (9,), (5,) * 9, "", "length", None, 0, (2, 2, 2, 2, 1), drafts_first=True)
+    seen = Seen(request, answer, due, 2)
+    assert [*seen.rounds] == [2, 2] and not REJECTED.due(seen) and FULL.due(seen)
+    assert REJECTED.due(seen._replace(answer=replace(answer, drafts_first=False)))
+    assert not FULL.due(seen._replace(request=replace(request, abort_after=1)))
