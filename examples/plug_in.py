@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.own_values import register_value
-from specmatrix.matrix.faults.fault import Fault, register_fault
+from specmatrix.matrix.faults.fault import Edit, Fault, register_fault
 from specmatrix.matrix.gates.gate import Blame, Outcome, State
 from specmatrix.matrix.gates.registry import register_gate
 from specmatrix.matrix.subjects.protocol import Capability, Run
@@ -67,6 +67,8 @@ register_fault(
         within="StopRules.judge",
         old="        if count >= self.max_new_tokens:\n",
         new="        if count >= self.max_new_tokens + 2:\n",
+        # Else no step is planned for a request at its limit.
+        also=(Edit("Request.limit", "self.params.max_new_tokens", "self.params.max_new_tokens + 2"),),
         expected=("limits",),
         cells=("none.v1.pair.length",),
     )

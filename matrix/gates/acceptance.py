@@ -295,9 +295,10 @@ def _beyond_the_oracle(cell: Cell, run: Run) -> Iterator[tuple[Answer, Container
 
 
 def _repeats(cell: Cell) -> bool:
-    """Whether what a round accepts follows from the request's text alone."""
-    traits = cell.own_traits or algorithm(cell.algorithm)
-    return traits.rounds == "own" and (cell.acceptance, cell.verify) == ("match", "whole")
+    """Whether what a round accepts follows from the request's text alone; a user's drafter may not see what the cache
+    holds of it."""
+    own = cell.own_traits is None and algorithm(cell.algorithm).rounds == "own"
+    return own and (cell.acceptance, cell.verify) == ("match", "whole")
 
 
 def _is_drawn(cell: Cell) -> bool:

@@ -70,8 +70,9 @@ class GrammarGate(PackageGate):
             seen = {"grammar.changed": sum(_changed(cell, request, one) for request, one in kept)}
         else:
             follows = cell.constrained_drafts == "on" and algorithm(cell.algorithm).constrains
-            needed |= OF_DRAFTS | (FOLLOWED if follows else REFUSED) if cell.algorithm != "none" else {}
-            needed |= ENDED if cell.algorithm != "none" and not cell.shares_rounds else {}
+            trained = cell.algorithm != "none" and cell.own_traits is None  # a user's drafts may all be wrong
+            needed |= OF_DRAFTS | (FOLLOWED if follows else REFUSED) if trained else {}
+            needed |= ENDED if trained and not cell.shares_rounds else {}
             needed |= TOGETHER if cell.memory == "ample" else {}
         numbers: dict[str, Number] = {
             "tokens": sum(len(one.output_ids) for _, one in kept),
