@@ -115,11 +115,11 @@ def _counted(run: Run, kept: Sequence[Answer]) -> dict[str, int]:
 
 
 def _due(prepared: PreparedCell, run: Run) -> set[int]:
-    """The places of a round behind which grammars must begin; none if the engine does not show the rounds predicted, or
-    if its drafts may be of a request's own text only."""
+    """The places of a round behind which grammars must begin; none if the engine does not show the rounds predicted, if
+    its drafts may be of a request's own text only, or of a user's algorithm."""
     shape, needs = prepared.predicted, {Capability.ROUNDS}
     needs |= {Capability.JOURNAL} if prepared.cell.shares_rounds else set()
-    late = any(request.reasoning_end_ids for request in run.requests)
+    late = any(request.reasoning_end_ids for request in run.requests) and prepared.cell.own_traits is None
     if isinstance(shape, ConfigError) or not needs <= run.capabilities or not late:
         return set()
     alike = all(run.resolved.get(name) == getattr(shape, name) for name in RESOLVED_SHAPE)

@@ -102,7 +102,7 @@ def test_a_full_disk_under_both_streams_leaves_the_exit_status(folder: Path):
 @pytest.mark.nightly
 def test_too_few_descriptors_are_one_sentence(folder: Path):
     def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (9, 9))
 
     assert run("compare base base", folder, limit).returncode == 0
     done = run("run --cells none.length --workers 1 --out limited", folder, limit)
