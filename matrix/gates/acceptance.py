@@ -109,11 +109,7 @@ class AcceptanceGate(PackageGate):
         request's) differ from the session baseline's.
         """
         if run.session_baseline is None:
-            return Outcome(
-                self.name,
-                State.NOT_MEASURED,
-                message="there is no run of the turns with their whole history prefilled at once",
-            )
+            return self.not_measured("there is no run of the turns with their whole history prefilled at once")
         numbers, text = mismatching_turns(run, run.session_baseline, own)
         if own is not None:
             rounds = [length for answer in run.answers for length in answer.accept_lengths]
@@ -129,7 +125,7 @@ class AcceptanceGate(PackageGate):
         oracle = self.oracle(cell.target)
         greedy = _adapted(cell, run, oracle) if cell.adapts else _fixed(cell, run, oracle)
         if isinstance(greedy, str):
-            return Outcome(self.name, State.NOT_MEASURED, message=greedy, accept=rewriting(cell.target))
+            return self.not_measured(greedy, accept=rewriting(cell.target))
         steady = [pair for pair in greedy if not pair.moves]
         # Another engine may draft less just before a length limit, so its last round is not compared.
         last = None if self.exact or Capability.ROUNDS not in self.needs else -1
@@ -140,11 +136,7 @@ class AcceptanceGate(PackageGate):
         compared = [(both, pair) for both, pair in sides if all(both)]
         measured = [same_range(*both) for both, _ in compared]
         if not measured:
-            return Outcome(
-                self.name,
-                State.NOT_MEASURED,
-                message="no greedy request on the oracle's prompts decoded a verify round",
-            )
+            return self.not_measured("no greedy request on the oracle's prompts decoded a verify round")
         numbers = length_numbers(measured, greedy)
         numbers["questions"] = [pair.question for _, pair in compared]
         interval = ratio_interval(measured)
@@ -220,7 +212,7 @@ class AcceptanceGate(PackageGate):
     def _replayed(self, run: Run) -> Outcome:
         """Compare each round of every request, sampled or greedy, with a replay of the shared drafter."""
         if run.journal is None:
-            return Outcome(self.name, State.NOT_MEASURED, message="the subject provides no journal")
+            return self.not_measured("the subject provides no journal")
         ragged = run.work is not None and run.resolved.get("speculative_ragged_verify")
         sent = run.work.sent if run.work is not None and ragged else {}
         limits = {number: len(one.prompt) + one.new_tokens for number, one in sent.items()}
@@ -245,9 +237,7 @@ class AcceptanceGate(PackageGate):
             starts = next(answer.round_starts for answer in run.answers if answer.name == name)
             blame = Blame(name, next(iter(starts[places[name] :]), None))
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=blame)
-        if not rounds:
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no request decoded a verify round")
-        return Outcome(self.name, State.PASS, numbers)
+        return self.verdict(numbers, missing="" if rounds else "no request decoded a verify round")
 
 
 def _by_context(run: Run) -> list[list[float]]:

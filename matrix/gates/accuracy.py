@@ -52,14 +52,10 @@ class AccuracyGate(PackageGate):
             return missing
         graded = [pair for pair in pairs(run, baseline) if pair.request.answer is not None]
         if not graded:
-            return Outcome(self.name, State.NOT_MEASURED, message="no request has a reference answer")
+            return self.not_measured("no request has a reference answer")
         card = self.card(prepared.cell.target)
         if card is None:
-            return Outcome(
-                self.name,
-                State.NOT_MEASURED,
-                message=f"target {prepared.cell.target} has no card.json with its accuracy",
-            )
+            return self.not_measured(f"target {prepared.cell.target} has no card.json with its accuracy")
         numbers, interval = _numbers(graded)
         numbers["card_test_share"] = card
         rate = card * (1.0 if prepared.cell.sampling == "greedy" else self.thresholds["sampled_share"])

@@ -36,13 +36,11 @@ class AdaptiveGate(PackageGate):
         trace = run.trace
         if trace is None or run.journal is None:
             missing = "trace of adaptive steps" if trace is None else "ledger journal"
-            text = f"the subject provides no {missing}"
-            return Outcome(self.name, State.NOT_MEASURED, message=text)
+            return self.not_measured(f"the subject provides no {missing}")
         if trace.lost:
-            text = f"the adaptive-steps trace no longer holds its first {trace.lost} rounds"
-            return Outcome(self.name, State.NOT_MEASURED, message=text)
+            return self.not_measured(f"the adaptive-steps trace no longer holds its first {trace.lost} rounds")
         if not trace.observations:
-            return Outcome(self.name, State.NOT_MEASURED, message="the adaptive-steps trace holds no observed round")
+            return self.not_measured("the adaptive-steps trace holds no observed round")
         earlier = run.earlier or Trace((), ())
         skipped = len(earlier.rounds), len(earlier.observations)
         replay = AdaptiveReplay(
@@ -63,7 +61,7 @@ class AdaptiveGate(PackageGate):
             or _miscounted(run, replay)
         )
         numbers = _numbers(replay, trace, skipped)
-        return Outcome(self.name, State.FAIL if fault else State.PASS, numbers, message=fault)
+        return self.verdict(numbers, fault)
 
 
 def wave_not_batched(cell: Cell, sizes: Sequence[int]) -> str:

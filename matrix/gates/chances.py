@@ -9,7 +9,7 @@ from typing import Final
 
 from specmatrix.engine.core.draft.algorithms import algorithm
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Number, Outcome, PackageGate, State
+from specmatrix.matrix.gates.gate import Number, Outcome, PackageGate
 from specmatrix.matrix.gates.rejection import Places, add_chances, by_position, least_likely, too_often
 from specmatrix.matrix.oracles.drawn_rounds import Text, chances_along
 from specmatrix.matrix.subjects.protocol import AcceptanceRule, Answer, Capability, Profile, Run
@@ -76,10 +76,8 @@ class ChancesGate(PackageGate):
         numbers: dict[str, Number] = {"rounds": compared, "left": 0, "p": p, **by_position(places)}
         if compared < self.thresholds["min_rounds"]:
             few = f"{compared} rounds of sampled requests ran; the test needs {self.thresholds['min_rounds']:g}"
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message=few)
-        if p < self.thresholds["alpha"]:
-            return Outcome(self.name, State.FAIL, numbers, message=too_often(place, places[place]))
-        return Outcome(self.name, State.PASS, numbers)
+            return self.not_measured(few, numbers)
+        return self.verdict(numbers, too_often(place, places[place]) if p < self.thresholds["alpha"] else "")
 
 
 def _lengths(answer: Answer) -> tuple[int, ...]:

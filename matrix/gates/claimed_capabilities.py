@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Outcome, PackageGate, State
+from specmatrix.matrix.gates.gate import Outcome, PackageGate
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
@@ -27,14 +27,13 @@ class ClaimedCapabilitiesGate(PackageGate):
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED without requests."""
         if not run.requests:
-            return Outcome(self.name, State.NOT_MEASURED, message="the cell has no requests")
+            return self.not_measured("the cell has no requests")
         answers = {answer.name: answer for answer in run.answers}
         faults = [*_run_faults(prepared.cell, run)]
         for request in run.requests:
             faults += _faults(prepared.cell, run.capabilities, request, answers[request.name])
         numbers = {"answers": len(answers), "claims": len(run.capabilities), "broken": len(faults)}
-        state = State.FAIL if faults else State.PASS
-        return Outcome(self.name, state, numbers, message=faults[0] if faults else "")
+        return self.verdict(numbers, faults[0] if faults else "")
 
 
 def _run_faults(cell: Cell, run: Run) -> Iterator[str]:

@@ -72,8 +72,7 @@ class ConfigGate(PackageGate):
             if own and (name not in golden or any(own.keys() & axes for axes in FIELDS.depends[name])):
                 continue  # a plug-in's value has no reviewed outcome
             if name in FIELDS.depends and name not in golden:
-                text = _not_reviewed(prepared.cell, name)
-                return Outcome(self.name, State.NOT_MEASURED, numbers, message=text, accept=REVIEW)
+                return self.not_measured(_not_reviewed(prepared.cell, name), numbers, REVIEW)
             if found[name] != golden.get(name):
                 text = f"{name} is {found[name]!r}; the golden table expects {golden.get(name)!r}"
                 return Outcome(self.name, State.FAIL, numbers, message=text, accept=REVIEW)
@@ -98,8 +97,7 @@ class ConfigGate(PackageGate):
         if prepared.cell.own_values:
             return Outcome(self.name, State.PASS, numbers)
         if not golden:
-            text = _not_reviewed(prepared.cell, REFUSED)
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message=text, accept=REVIEW)
+            return self.not_measured(_not_reviewed(prepared.cell, REFUSED), numbers, REVIEW)
         if golden.get(REFUSED) != predicted:
             text = f"the refusal {predicted!r} differs from the golden table's {golden.get(REFUSED)!r}"
             return Outcome(self.name, State.FAIL, numbers, message=text, accept=REVIEW)
@@ -223,13 +221,9 @@ class EffectiveGate(PackageGate):
         """NOT MEASURED if a required value is not reported, or if all counters are zero."""
         missing = [key for key in REQUIRED if key not in run.readback or key not in run.resolved]
         if missing:
-            return Outcome(
-                self.name, State.NOT_MEASURED, message=f"the subject does not report {missing[0]} of the running engine"
-            )
+            return self.not_measured(f"the subject does not report {missing[0]} of the running engine")
         if not any(run.evidence.values()):
-            return Outcome(
-                self.name, State.NOT_MEASURED, message="all counters are zero, so there is no evidence of what ran"
-            )
+            return self.not_measured("all counters are zero, so there is no evidence of what ran")
         common = [key for key in run.readback if key in run.resolved]
         differing = [key for key in common if run.readback[key] != run.resolved[key]]
         required = [row for row in self.evidence if row.applies(prepared.cell, run)]
@@ -248,10 +242,8 @@ class EffectiveGate(PackageGate):
         if differing:
             key = differing[0]
             text = f"{key} was resolved to {run.resolved[key]!r}, but the engine runs {run.readback[key]!r}"
-            return Outcome(self.name, State.FAIL, numbers, message=text)
-        if unseen:
-            return Outcome(self.name, State.FAIL, numbers, message=_unseen(unseen[0], run))
-        return Outcome(self.name, State.PASS, numbers)
+            return self.verdict(numbers, text)
+        return self.verdict(numbers, _unseen(unseen[0], run) if unseen else "")
 
 
 def nearest_first(outcomes: Sequence[Outcome]) -> list[Outcome]:

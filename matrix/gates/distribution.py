@@ -70,7 +70,7 @@ class DistributionGate(PackageGate):
             min(len(p.answer.top_logprobs), len(p.answer.logprobs)) < len(p.answer.output_ids) for p in drawn
         ) or any(len(context) < vocab_size for p in drawn for context in p.answer.top_logprobs):
             text = f"the subject does not report log-probabilities for all {vocab_size} tokens of the vocabulary"
-            return Outcome(self.name, State.NOT_MEASURED, message=text)
+            return self.not_measured(text)
         draws = [
             (pair.request, context, token)
             for pair in drawn
@@ -78,7 +78,7 @@ class DistributionGate(PackageGate):
         ]
         if len(draws) < self.thresholds["min_draws"]:
             text = f"{len(draws)} tokens were sampled; the test needs at least {self.thresholds['min_draws']:g}"
-            return Outcome(self.name, State.NOT_MEASURED, {"draws": len(draws)}, message=text)
+            return self.not_measured(text, {"draws": len(draws)})
         fast = prepared.cell.numerics == "fast"  # whose log-probabilities are judged by the gate `precision`
         outcome = self._judge_draws(draws, _largest_gap(drawn, paired=not fast), loss)
         return self._against_law(prepared.cell.target, drawn, outcome, loss)
@@ -151,7 +151,7 @@ class DistributionGate(PackageGate):
             fault = f"a sampled token depends on the random draw before it (Kolmogorov-Smirnov p = {serial.p:.2g})"
         elif gap > self.thresholds["logprob_nats"]:
             fault = f"a log-probability differs from plain decoding's or from its own top list by {gap:.3g} nats"
-        return Outcome(self.name, State.FAIL if fault else State.PASS, numbers, message=fault)
+        return self.verdict(numbers, fault)
 
 
 def place(request: RequestSpec, context: Context, token: int, edge: float, by_id: bool = False) -> tuple[float, float]:

@@ -118,6 +118,18 @@ class PackageGate(Gate):
     def __post_init__(self) -> None:
         self.thresholds = self.thresholds or thresholds(self.name)
 
+    def not_measured(self, why: str, numbers: Mapping[str, Number] | None = None, accept: str = "") -> Outcome:
+        """The outcome without evidence."""
+        return Outcome(self.name, State.NOT_MEASURED, numbers or {}, message=why, accept=accept)
+
+    def verdict(
+        self, numbers: Mapping[str, Number], fault: str = "", missing: str = "", blame: Blame | None = None
+    ) -> Outcome:
+        """FAIL with a fault, else NOT MEASURED with evidence that is missing, else PASS."""
+        if missing and not fault:
+            return self.not_measured(missing, numbers)
+        return Outcome(self.name, State.FAIL if fault else State.PASS, numbers, message=fault, blame=blame)
+
 
 T = TypeVar("T")
 

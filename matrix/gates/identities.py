@@ -38,9 +38,7 @@ class IdentitiesGate(PackageGate):
         numbers = {"rounds": rounds, "faults": len(faults)}
         if len(faults) > self.thresholds["faults"]:
             return Outcome(self.name, State.FAIL, numbers, message=faults[0][1], blame=Blame(faults[0][0]))
-        if not rounds:
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no answer reports a verify round")
-        return Outcome(self.name, State.PASS, numbers)
+        return self.verdict(numbers, missing="" if rounds else "no answer reports a verify round")
 
 
 def _width(resolved: Mapping[str, Any]) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from specmatrix.matrix.gates.gate import Number, Outcome, PackageGate, State
+from specmatrix.matrix.gates.gate import Number, Outcome, PackageGate
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
@@ -35,11 +35,8 @@ class LeaksGate(PackageGate):
         served = 0 if run.work is None else len(run.work.sent)
         numbers: dict[str, Number] = {"counts": len(alive), "sent": served, "left": sum(alive.values())}
         if not alive or not served:
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message="the subject does not count what is alive")
+            return self.not_measured("the subject does not count what is alive", numbers)
         if missing := sorted(COUNTED - alive.keys()):
-            text = f"the subject does not count {', '.join(missing).replace('_', ' ')}"
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
-        if left := [f"{count} {name.replace('_', ' ')}" for name, count in alive.items() if count]:
-            text = f"{', '.join(left)} left at rest, after {served} requests"
-            return Outcome(self.name, State.FAIL, numbers, message=text)
-        return Outcome(self.name, State.PASS, numbers)
+            return self.not_measured(f"the subject does not count {', '.join(missing).replace('_', ' ')}", numbers)
+        left = [f"{count} {name.replace('_', ' ')}" for name, count in alive.items() if count]
+        return self.verdict(numbers, f"{', '.join(left)} left at rest, after {served} requests" if left else "")

@@ -9,7 +9,7 @@ from specmatrix.engine.core.memory.groups import SlidingWindow
 from specmatrix.engine.core.memory.ledger import replay
 from specmatrix.errors import LedgerError
 from specmatrix.matrix.conformance.random_trees import first_wrong_room
-from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate
 from specmatrix.matrix.oracles.ledger import AuditError, Move, audit
 from specmatrix.matrix.subjects.protocol import Capability, Memory, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
@@ -32,7 +32,7 @@ class LedgerGate(PackageGate):
         """NOT MEASURED without a journal or without checked stamps."""
         memory = run.memory
         if memory is None or run.journal is None or not run.journal:
-            return Outcome(self.name, State.NOT_MEASURED, message="the subject provides no ledger journal")
+            return self.not_measured("the subject provides no ledger journal")
         leaked = memory.pages - memory.free - memory.cached
         checked, wrong = run.evidence.get("stamp.checked", 0), run.evidence.get("stamp.wrong", 0)
         numbers: dict[str, Number] = {"pages": memory.pages, "leaked": leaked, "stamps": checked, "wrong_stamps": wrong}
@@ -49,11 +49,7 @@ class LedgerGate(PackageGate):
             fault = f"{numbers['overwritten']} of {numbers['watched']} cached pages were written to, which nobody may"
             owners = run.readback.get("overwritten_of", ())
             fault += _of(run, [one.id for one in run.served if one.account in owners][:1], ", first one of ")
-        if fault:
-            return Outcome(self.name, State.FAIL, numbers, message=fault, blame=blame)
-        if not checked:
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no KV slot stamp was checked")
-        return Outcome(self.name, State.PASS, numbers)
+        return self.verdict(numbers, fault, "" if checked else "no KV slot stamp was checked", blame)
 
 
 def _of(run: Run, requests: Collection[int], words: str) -> str:

@@ -43,7 +43,7 @@ class OracleGate(PackageGate):
         oracle = self.oracle(prepared.cell.target)
         if oracle is None:
             text = "the target has no transformers oracle continuations, so the baseline itself is unverified"
-            return Outcome(self.name, State.NOT_MEASURED, message=text)
+            return self.not_measured(text)
         answers = {answer.name: answer for answer in baseline.answers}
         compared, ties, wrong, blame, half = 0, [], [], None, in_half(baseline)
         for request in baseline.requests:
@@ -68,9 +68,7 @@ class OracleGate(PackageGate):
             text = f"plain decoding of {len(wrong)} requests differs from the transformers oracle, first {wrong[0]}"
             accept = rewriting(prepared.cell.target)
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=blame, accept=accept)
-        if not compared:
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no token was compared with the oracle")
-        return Outcome(self.name, State.PASS, numbers)
+        return self.verdict(numbers, missing="" if compared else "no token was compared with the oracle")
 
     def is_tie(self, target: str, request: RequestSpec, index: int, half: bool = False) -> bool:
         """Whether the oracle's two best tokens at an index of its continuation are a tie. half: in half precision."""

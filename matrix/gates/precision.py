@@ -77,7 +77,7 @@ class PrecisionGate(PackageGate):
             "beyond": 0,
         }
         if not count:
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no token was compared with float32")
+            return self.not_measured("no token was compared with float32", numbers)
         return self._judged(cell, sides, numbers)
 
     def is_tie(self, prepared: PreparedCell, run: Run, request: RequestSpec, answer: Answer, index: int) -> bool:

@@ -34,7 +34,7 @@ class RanksGate(PackageGate):
     def judge_agreement(self, prepared: PreparedCell, found: Agreement | None) -> Outcome:
         """Check the ranks' reports, also those of an engine that stopped because its ranks diverged."""
         if found is None:
-            return Outcome(self.name, State.NOT_MEASURED, message="no rank reported its steps")
+            return self.not_measured("no rank reported its steps")
         different = len(set(found.digests))
         numbers: dict[str, Number] = {
             "ranks": found.ranks,
@@ -48,11 +48,7 @@ class RanksGate(PackageGate):
             text = f"{found.ranks} ranks reported their steps; the cell has {prepared.cell.ranks}"
             return Outcome(self.name, State.FAIL, numbers, message=text)
         if not found.planned or found.planned != found.read:
-            text = (
-                f"{found.planned} plans and {found.read} results were compared; expected equally many and at least one"
-            )
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
-        if different > 1:
-            text = f"the ranks' final digests have {different} different values, although every compared step agrees"
-            return Outcome(self.name, State.FAIL, numbers, message=text)
-        return Outcome(self.name, State.PASS, numbers)
+            compared = f"{found.planned} plans and {found.read} results were compared"
+            return self.not_measured(f"{compared}; expected equally many and at least one", numbers)
+        text = f"the ranks' final digests have {different} different values, although every compared step agrees"
+        return self.verdict(numbers, text if different > 1 else "")

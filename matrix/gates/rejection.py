@@ -85,11 +85,8 @@ class RejectionGate(PackageGate):
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(first.answer.name, first.at))
         if len(rounds) < self.thresholds["min_rounds"] or (run.resolved["device"] == "cpu" and not shown):
             least = f"{self.thresholds['min_rounds']:g}, and q of some"
-            text = f"{len(rounds)} rounds of sampled requests ran; the test needs {least}"
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
-        if p < self.thresholds["alpha"]:
-            return Outcome(self.name, State.FAIL, numbers, message=too_often(place, places[place]))
-        return Outcome(self.name, State.PASS, numbers)
+            return self.not_measured(f"{len(rounds)} rounds of sampled requests ran; the test needs {least}", numbers)
+        return self.verdict(numbers, too_often(place, places[place]) if p < self.thresholds["alpha"] else "")
 
 
 def _replayed(prepared: PreparedCell, run: Run, edge: float) -> Iterator[Replayed]:

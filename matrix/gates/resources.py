@@ -9,7 +9,7 @@ from typing import Final
 
 from specmatrix.engine.core.config.asked import GIB
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Number, Outcome, PackageGate, State
+from specmatrix.matrix.gates.gate import Number, Outcome, PackageGate
 from specmatrix.matrix.subjects.observations import GraphRound, Resources
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
@@ -39,7 +39,7 @@ class ResourcesGate(PackageGate):
         """NOT MEASURED without the counts."""
         seen = run.resources
         if seen is None:
-            return Outcome(self.name, State.NOT_MEASURED, message="the subject does not show what it takes of its GPU")
+            return self.not_measured("the subject does not show what it takes of its GPU")
         unsteady = list(_unsteady(seen.rounds, seen.max_shapes))
         early = seen.early / max(1, seen.edges)
         numbers: dict[str, Number] = {
@@ -67,7 +67,7 @@ class ResourcesGate(PackageGate):
                 f"{seen.early} of {seen.edges} kernels in CUDA graphs start early, allowed: at least a share of "
                 f"{self.thresholds['early_share']:g}"
             )
-        return Outcome(self.name, State.FAIL if fault else State.PASS, numbers, message=fault)
+        return self.verdict(numbers, fault)
 
     def _memory(self, seen: Resources, run: Run, numbers: Mapping[str, Number]) -> str:
         """A fault in the memory use, or ""."""

@@ -42,7 +42,7 @@ class ScheduleGate(PackageGate):
         log = run.work
         if run.journal is None or log is None or not log.moments:
             missing = "ledger journal" if run.journal is None else "log of its work"
-            return Outcome(self.name, State.NOT_MEASURED, message=f"the subject provides no {missing}")
+            return self.not_measured(f"the subject provides no {missing}")
         resolved, names = run.resolved, {one.id: one.name for one in run.served}
         sizes = Sizes(
             pages=resolved["num_pages"],
@@ -70,9 +70,7 @@ class ScheduleGate(PackageGate):
             first = crc32(f"{prepared.cell.id} {prepared.seed}".encode())
             fault = first_failure(range(first, first + SIMULATED), sizes.lag)
         numbers = _numbers(done, run, int(bool(fault)))
-        if not fault and not numbers["forwards"]:
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no forward of the networks was seen")
-        return Outcome(self.name, State.FAIL if fault else State.PASS, numbers, message=fault)
+        return self.verdict(numbers, fault, "" if numbers["forwards"] else "no forward of the networks was seen")
 
     def judge_stall(self, stalled: Stalled) -> Outcome:
         """The verdict on an engine that did not end."""

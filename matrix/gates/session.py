@@ -23,7 +23,7 @@ import msgspec
 
 from specmatrix.engine.core.draft.algorithms import Traits
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
+from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import Refusal
@@ -70,13 +70,12 @@ class SessionGate(PackageGate):
             "attempts": len(run.attempts),
         }
         if Capability.JOURNAL in run.capabilities and (fault := refusal_fault(run)):
-            return Outcome(self.name, State.FAIL, numbers, message=fault)
+            return self.verdict(numbers, fault)
         if apart:
             text = f"the prompt of {apart[0]} is not its history followed by its own tokens"
-            return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(apart[0]))
-        if not any(request.session is not None and request.session.follows is not None for request in run.requests):
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no session request continued another")
-        return Outcome(self.name, State.PASS, numbers)
+            return self.verdict(numbers, text, blame=Blame(apart[0]))
+        continued = any(one.session is not None and one.session.follows is not None for one in run.requests)
+        return self.verdict(numbers, missing="" if continued else "no session request continued another")
 
 
 def _apart(run: Run, baseline: Run) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.gate import Number, Outcome, PackageGate, State
+from specmatrix.matrix.gates.gate import Number, Outcome, PackageGate
 from specmatrix.matrix.gates.oracle import OracleGate, comparable
 from specmatrix.matrix.subjects.protocol import Answer, Run
 from specmatrix.matrix.workloads.finish import ending, text_of
@@ -51,12 +51,10 @@ class TextGate(PackageGate):
                         f"{request.name} at character {at}: {answer.text[at : at + 20]!r}, not {other[at : at + 20]!r}"
                     )
         numbers: dict[str, Number] = {"characters": characters, "ties": ties, "wrong": len(wrong)}
+        fault = ""
         if len(wrong) > self.thresholds["wrong"]:
-            text = f"{len(wrong)} texts differ from the oracle or from plain decoding, first {wrong[0]}"
-            return Outcome(self.name, State.FAIL, numbers, message=text)
-        if not characters:
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no text was compared")
-        return Outcome(self.name, State.PASS, numbers)
+            fault = f"{len(wrong)} texts differ from the oracle or from plain decoding, first {wrong[0]}"
+        return self.verdict(numbers, fault, "" if characters else "no text was compared")
 
     def _due(self, target: str, request: RequestSpec) -> str | None:
         """The text that the oracle implies, as far as it goes; None if it has none."""
