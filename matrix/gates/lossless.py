@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from specmatrix.matrix.cells.cell import HYBRIDS, Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State, thresholds
 from specmatrix.matrix.gates.pairing import TIE_NATS, AnswerPair, first_difference, is_tie, pairs, phase_of, unpaired
 from specmatrix.matrix.gates.precision import PrecisionGate
-from specmatrix.matrix.oracles.joint_law import prompt_gap
+from specmatrix.matrix.oracles.joint_law import prompt_gap, rounding
 from specmatrix.matrix.oracles.logit_rules import RuledToken, ruled_tokens
 from specmatrix.matrix.oracles.precision import drawn_off, followed
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
@@ -23,9 +24,16 @@ from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.stored_oracle import Oracle, oracle_index, oracle_of, rewriting
 
 
-def max_logprob_gap(pair: AnswerPair) -> tuple[int, float, int]:
-    """Number of tokens with log-probabilities on both sides, and the largest difference in nats, alternatives included,
-    with its token's index.
+class Gap(NamedTuple):
+    """A difference in nats of one log-probability, with the index of its output token and the id that it is of."""
+
+    nats: float
+    at: int
+    token: int
+
+
+def logprob_gaps(pair: AnswerPair) -> tuple[int, list[Gap]]:
+    """Number of tokens with log-probabilities on both sides, and all differences, alternatives included.
 
     Tokens after the first differing one have different contexts and are left out. An alternative that the baseline
     lacks is compared with the baseline's least likely one.
@@ -33,21 +41,15 @@ def max_logprob_gap(pair: AnswerPair) -> tuple[int, float, int]:
     mine, theirs = pair.answer, pair.baseline
     index = first_difference(mine.output_ids, theirs.output_ids, prefix=True)
     end = len(mine.output_ids) if index is None else index
-    own = list(zip(mine.logprobs[:end], theirs.logprobs[:end], strict=False))
-    columns = zip(mine.top_logprobs[:end], theirs.top_logprobs[:end], strict=False)
-    gaps = [(abs(one - other), -at) for at, (one, other) in enumerate(own)]
-    gaps += [(_column(one, other), -at) for at, (one, other) in enumerate(columns)]
-    nats, at = max(gaps, default=(0.0, 0))
-    return len(own), nats, -at
-
-
-def _column(mine: Sequence[tuple[int, float]], theirs: Sequence[tuple[int, float]]) -> float:
-    """The largest difference in nats among one token's alternatives."""
-    if not mine or not theirs:
-        return 0.0
-    known = dict(theirs)
-    least = min(known.values())
-    return max(abs(value - known.get(token, least)) for token, value in mine)
+    own = enumerate(zip(mine.logprobs[:end], theirs.logprobs[:end], strict=False))
+    gaps = [Gap(abs(one - other), at, mine.output_ids[at]) for at, (one, other) in own]
+    number = len(gaps)
+    for at, columns in enumerate(zip(mine.top_logprobs[:end], theirs.top_logprobs[:end], strict=False)):
+        if all(columns):
+            known = dict(columns[1])
+            least = min(known.values())
+            gaps += [Gap(abs(value - known.get(token, least)), at, token) for token, value in columns[0]]
+    return number, gaps
 
 
 @dataclass
@@ -117,9 +119,9 @@ class LosslessGate(PackageGate):
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(pair.request.name, index))
         if not numbers["tokens"]:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no token was generated")
-        beyond = self._scores_beyond(compared, numbers, exact or _keeps_bits(run))
+        beyond = self._scores_beyond(prepared.cell, compared, numbers, exact or _keeps_bits(run))
         if beyond and not fast:
-            nats, index, pair = max(beyond, key=lambda one: one[0])
+            (nats, index, _), pair = max(beyond, key=lambda one: one[0].nats)
             text = f"a log-probability of {pair.request.name} differs from the baseline's by {nats:.2g} nats, at token "
             text += f"{index}{_phase(pair, index, run)}"
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(pair.request.name, index))
@@ -137,14 +139,25 @@ class LosslessGate(PackageGate):
         return self._against_rules(ruled, outcome, prepared, exact, fast) if ruled else outcome
 
     def _scores_beyond(
-        self, compared: list[AnswerPair], numbers: dict[str, Number], kept: bool
-    ) -> list[tuple[float, int, AnswerPair]]:
-        """Requests with a log-probability difference beyond its bound, each with the largest in nats, and its token.
-        kept: whether they must equal the baseline's bit by bit."""
-        scored = [(*max_logprob_gap(pair), pair) for pair in compared]
-        numbers |= {"scored": sum(one[0] for one in scored), "score_nats": max(one[1] for one in scored)}
+        self, cell: Cell, compared: list[AnswerPair], numbers: dict[str, Number], kept: bool
+    ) -> list[tuple[Gap, AnswerPair]]:
+        """Log-probability differences beyond their bound, with their requests. kept: whether they must equal the
+        baseline's bit by bit, but several ranks' sums are in another order, which moves some numbers more than others.
+        """
+        scored = [(*logprob_gaps(pair), pair) for pair in compared]
+        nats = max((gap.nats for _, gaps, _ in scored for gap in gaps), default=0.0)
+        numbers |= {"scored": sum(number for number, _, _ in scored), "score_nats": nats}
+        limits, beyond = self.thresholds, []
         bounds = ["score_nats"] * 2 if kept else ["half_nats", "ruled_half_nats"]
-        return [one[1:] for one in scored if one[1] > self.thresholds[bounds[one[3].request.ruled]]]
+        for _, gaps, pair in scored:
+            for gap in gaps:
+                found = gap.nats > limits[bounds[pair.request.ruled]]
+                if found and cell.ranks > 1:
+                    texts = pair.answer.prompt_ids, pair.answer.output_ids
+                    own = rounding(cell.target, pair.request, *texts, gap.at)[gap.token]
+                    found = not gap.nats <= limits["rank_rounding"] * float(own)
+                beyond += [(gap, pair)] if found else []
+        return beyond
 
     def _is_tie(self, prepared: PreparedCell, run: Run, pair: AnswerPair, index: int, loose: Container[str]) -> bool:
         target = prepared.cell.target

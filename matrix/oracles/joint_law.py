@@ -4,14 +4,15 @@ without KV. Shares no code with the engine."""
 from __future__ import annotations
 
 from copy import deepcopy
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from specmatrix.matrix.oracles.logit_rules import network
+from specmatrix.matrix.oracles.logit_rules import Rules, network
 from specmatrix.matrix.oracles.precision import filtered
 from specmatrix.matrix.subjects.protocol import Answer
 from specmatrix.matrix.workloads.questions import prompt_ids
 from specmatrix.matrix.workloads.request import RequestSpec
+from specmatrix.matrix.zoo.registry import eos_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 # Outputs less likely than this are left out.
 LEAST: Final = 1e-3
+# Half a unit in the last place of a float32 of 1, and networks that round by it at random.
+ULP: Final = 2.0**-24
+COPIES: Final = 16
 
 
 @cache
@@ -63,6 +67,45 @@ def prompt_scores(target: str, prompt: tuple[int, ...]) -> tuple[Tensor, float]:
         nets = network(target), deepcopy(network(target)).double()
         rounded, exact = (net(torch.tensor([prompt]))[0][0].log_softmax(-1) for net in nets)
         return exact, float((rounded - exact).square().mean().sqrt())
+
+
+@lru_cache(1)
+def _roundings(target: str, text: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Logits of a text of L tokens in float64, [L, V], and `COPIES` of them with float32's rounding, [COPIES, L, V]:
+    what each linear layer puts out is off at random by half a unit in the last place of its largest number, as sums in
+    another order are. It grows as float32's own does, from a place where the network amplifies it to the next."""
+    import torch
+
+    net, rows, random = deepcopy(network(target)).double(), torch.tensor([text]), torch.Generator().manual_seed(0)
+
+    def rounded(_layer: object, _given: object, out: Tensor) -> Tensor:
+        off = torch.randn(out.shape, generator=random, dtype=out.dtype)
+        return out + off * out.abs().amax(-1, keepdim=True) * ULP
+
+    with torch.inference_mode():
+        exact = net(rows)[0][0]
+        for layer in net.modules():
+            if isinstance(layer, torch.nn.Linear):
+                layer.register_forward_hook(rounded)
+        return exact, torch.stack([net(rows)[0][0] for _ in range(COPIES)])
+
+
+@cache
+def rounding(target: str, request: RequestSpec, prompt: tuple[int, ...], output: tuple[int, ...], index: int) -> Tensor:
+    """What float32 rounds the log-probability of each token as an output's token `index` by: root mean square in nats
+    [V], under the request's rules and temperature.
+
+    It is that of the difference between the token's logit and the mean of all by probability: next to nothing for a
+    token of probability 1, and most where the hidden state is one that amplifies."""
+    import torch
+
+    at, rules = len(prompt) + index, Rules(request, eos_ids(target))
+    ids = torch.tensor([(*prompt, *output[:index])])
+    exact, copies = _roundings(target, (*prompt, *output))
+    laws = [rules.processed(ids, len(prompt), raw[at - 1])[0] for raw in (exact, *copies)]
+    first, *others = (torch.stack(laws) / (request.temperature or 1.0)).log_softmax(-1)
+    off: Tensor = torch.stack(others) - first
+    return off.square().mean(0).sqrt()
 
 
 def prompt_gap(target: str, request: RequestSpec, answer: Answer) -> PromptGap:

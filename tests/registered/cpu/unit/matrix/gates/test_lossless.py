@@ -3,13 +3,15 @@ from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, State
-from specmatrix.matrix.gates.lossless import LosslessGate, max_logprob_gap, proves
+from specmatrix.matrix.gates.lossless import LosslessGate, logprob_gaps, proves
 from specmatrix.matrix.gates.pairing import AnswerPair
 from specmatrix.matrix.gates.precision import PrecisionGate
-from specmatrix.matrix.oracles.logit_rules import ruled_tokens
+from specmatrix.matrix.oracles.joint_law import prompt_scores, rounding
+from specmatrix.matrix.oracles.logit_rules import network, ruled_tokens
 from specmatrix.matrix.oracles.precision import PreciseToken
 from specmatrix.matrix.subjects.protocol import Answer
 from specmatrix.matrix.workloads.request import RequestSpec
@@ -374,7 +376,8 @@ def answer(ids=(5, 6, 7), logprobs=(-0.1, -0.2, -0.4), top=TOP):
 
 
 def measure(mine, theirs=None):
-    return max_logprob_gap(AnswerPair(ASK, mine, answer() if theirs is None else theirs))[:2]
+    number, gaps = logprob_gaps(AnswerPair(ASK, mine, answer() if theirs is None else theirs))
+    return number, max((one.nats for one in gaps), default=0.0)
 
 
 def test_equal_ones_are_not_apart_and_those_that_one_side_lacks_are_not_counted():
@@ -400,3 +403,29 @@ def test_an_alternative_that_is_none_of_the_baselines_is_held_to_its_last_one():
 def test_nothing_is_compared_after_the_first_different_token():
     assert measure(answer(ids=(5, 9, 7), logprobs=(-0.1, -7.0, -8.0))) == (1, 0.0)
     assert measure(answer(ids=(5,), logprobs=(-0.1,), top=TOP[:1])) == (1, 0.0)
+
+
+def test_several_ranks_may_differ_by_what_float32_rounds_that_very_number_by(measured, altered):
+    found = measured(TURNS)
+    place, answer = next((at, one) for at, one in enumerate(found.run.answers) if len(one.logprobs) > 4)
+    request = next(one for one in found.run.requests if one.name == answer.name)
+    texts, target = (answer.prompt_ids, answer.output_ids), found.prepared.cell.target
+    laws = [rounding(target, request, *texts, at) for at in range(len(answer.output_ids))]
+    own = [float(law[token]) for law, token in zip(laws, answer.output_ids, strict=True)]
+    most, least = own.index(max(own)), own.index(min(own))
+    assert 4 * own[most] > 8 * own[least] and laws[least].max() > 8 * own[least], "the likeliest token's is the least"
+    gate = LosslessGate(oracle=None, thresholds=LosslessGate().thresholds | {"score_nats": 1e-7})
+    for ranks, at, state in (("2", most, State.PASS), ("1", most, State.FAIL), ("2", least, State.FAIL)):
+        prepared = replace(found.prepared, cell=found.prepared.cell._replace(tp=ranks))
+        run = altered(found.run, place, logprobs=lowered(answer.logprobs, at, 4 * own[most]))
+        assert gate.judge(prepared, run, found.baseline).state is state, (ranks, at, own[most], own[least])
+    usual = replace(found.prepared, cell=found.prepared.cell._replace(tp="2"))
+    for at in range(len(answer.output_ids)):
+        run = altered(found.run, place, logprobs=lowered(answer.logprobs, at, 2e-4))
+        assert LosslessGate().judge(usual, run, found.baseline).state is State.FAIL
+    with torch.inference_mode():
+        exact, _ = prompt_scores(target, sum(texts, ()))
+        rounded = network(target)(torch.tensor([sum(texts, ())]))[0][0].log_softmax(-1)
+    shown = slice(len(answer.prompt_ids) - 1, -1)
+    off = float((rounded - exact)[shown].square().mean().sqrt())
+    assert 0.5 < off / float(torch.stack(laws).square().mean().sqrt()) < 2
