@@ -13,7 +13,6 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
 from specmatrix.matrix.gates.pairing import phase_of
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
-from specmatrix.matrix.workloads.boundaries import STUCK
 from specmatrix.matrix.workloads.finish import StopRule, banned_early, ending, text_of
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
@@ -102,7 +101,7 @@ def _end(request: RequestSpec, answer: Answer, target: str, claims: frozenset[Ca
             return f"was aborted, but its tokens already finish by {_named(due.reason, due.matched)}"
     elif request.replaced:
         return f"finished by {_named(answer.finish, answer.matched)}, but was replaced while it ran"
-    elif request.name == STUCK:  # behind which tokens, the gate `grammar` knows
+    elif request.stuck:  # behind which tokens, the gate `grammar` knows
         if answer.finish != "error":
             return f"finished by {_named(answer.finish, answer.matched)}, but its bans leave its grammar no token"
     elif (answer.finish, answer.matched) != (due.reason, due.matched):

@@ -15,7 +15,7 @@ from specmatrix.matrix.conformance.random_trees import first_wrong_mask
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
 from specmatrix.matrix.oracles.grammar import following, unreadable
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
-from specmatrix.matrix.workloads.boundaries import STUCK, behind, due_places, place_of
+from specmatrix.matrix.workloads.boundaries import behind, due_places, place_of
 from specmatrix.matrix.workloads.finish import text_of
 from specmatrix.matrix.workloads.predicted import RESOLVED_SHAPE, deepest_round
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
@@ -162,7 +162,7 @@ def _illegal(request: RequestSpec, answer: Answer, eos: frozenset[int]) -> Itera
         left = following(request, answer.output_ids, eos)
         for *earlier, last in request.bad_words_ids:
             left[last] &= [*answer.output_ids[len(answer.output_ids) - len(earlier) :]] != earlier
-        if left.any() or request.name != STUCK:
+        if left.any() or not request.stuck:
             yield Blame(request.name, note="it ended with an error, although its grammar left a token")
 
 

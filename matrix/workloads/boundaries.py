@@ -36,8 +36,6 @@ CROWD: Final = 20
 # Tokens of such a request from the end of its marker on.
 SHORT: Final = 8
 BEFORE_NUMBER: Final = ("####", " ")
-# The name of a request whose bans leave its grammar no token.
-STUCK: Final = "g.stuck"
 # The kinds of grammars, in the order of `ends` in grammars.yaml.
 ENDS: Final = ("json", "regex", "ebnf", "tagged")
 
@@ -108,7 +106,7 @@ def _stuck(cell: Cell, shape: Resolved, indices: Sequence[int], after: tuple[str
             begun = text[second - len(number) - 1 : second]
             bans = tuple((*begun, one) for one in (*map(token_id, "0123456789"), *sorted(eos)))
             fields = grammar.fields | {"reasoning_end_ids": number, "bad_words_ids": bans}
-            yield RequestSpec(STUCK, prompt_of(questions()[at][0]), len(text), after=after, **fields)
+            yield RequestSpec("g.stuck", prompt_of(questions()[at][0]), len(text), after=after, stuck=True, **fields)
             return
 
 

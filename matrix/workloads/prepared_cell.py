@@ -12,7 +12,6 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell, instrumented, zoo_facts
 from specmatrix.matrix.cells.constraints import Constraint, Expect, expectation, explain
 from specmatrix.matrix.cells.tiers import tier as find_tier
-from specmatrix.matrix.workloads.boundaries import STUCK
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.reports.schema import REFERENCE
@@ -89,7 +88,7 @@ class PreparedCell:
         found = tuple(self.workload(self.cell, self.seed))
         if self.subject == REFERENCE:
             return found
-        kept = (one for one in found if (one.name[0] != "b" or not self.cell.shares_rounds) and one.name != STUCK)
+        kept = (one for one in found if (one.name[0] != "b" or not self.cell.shares_rounds) and not one.stuck)
         return tuple(replace(request, renewal="", retract_after=None) for request in kept)
 
     @cached_property

@@ -109,6 +109,7 @@ class RequestSpec:
     structural_tag: str | None = None
     reasoning_end_ids: tuple[int, ...] = ()  # the grammar holds behind these tokens only
     retract_after: int | None = None
+    stuck: bool = False  # its bans leave its grammar no token, and it ends with an error
     loose: bool = False  # in a baseline it waits for its session's history alone
     renewal: str = ""  # what the engine, while idle, renews before it is sent: "memory", "weights" or "" for nothing
 

@@ -10,7 +10,7 @@ from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.grammar import EFFECTS, ENDED, OF_DRAFTS, REFUSED, TOGETHER, GrammarGate
 from specmatrix.matrix.oracles.grammar import following, unreadable
 from specmatrix.matrix.subjects.protocol import Capability
-from specmatrix.matrix.workloads.boundaries import STUCK, behind, due_places, is_plain, place_of
+from specmatrix.matrix.workloads.boundaries import behind, due_places, is_plain, place_of
 from specmatrix.matrix.workloads.build import workload
 from specmatrix.matrix.workloads.finish import text_of
 from specmatrix.matrix.workloads.grammars import grammar_of
@@ -184,7 +184,7 @@ def test_in_one_cell_more_grammars_run_than_there_are_tables_for():
     assert late.structural_tag != first.structural_tag
     assert len({one.reasoning_end_ids for one in (*crowd, late)}) - 1 == len(crowd) == 20
     assert len({(one.structural_tag, one.after) for one in crowd}) == 1 and grammar_of(*crowd[0].grammar).table
-    assert stuck.name == STUCK and len(stuck.bad_words_ids) > 10
+    assert stuck.stuck and len(stuck.bad_words_ids) > 10
     assert not any(one.name[0] == "g" for one in workload(Cell.from_id(TAGGED.replace(".mixed.", ".")), 0))
 
 
