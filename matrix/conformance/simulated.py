@@ -1,14 +1,19 @@
 """Random schedules on this engine's own scheduler, ledger and step loop, over a device that computes nothing: each step
-must be the second scheduler's."""
+must be the second scheduler's. Random rounds for its controller of adaptive depth, whose depths must be the second
+one's."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from functools import partial
 from random import Random
 from types import SimpleNamespace
 from typing import Any, Final
 
+from specmatrix.engine.adaptive_policies import policy_of
+from specmatrix.engine.core.config.asked import Resolved
 from specmatrix.engine.core.draft.depth import DraftSteps
 from specmatrix.engine.core.memory.groups import page_groups
 from specmatrix.engine.core.memory.ledger import Entry, Ledger
@@ -19,15 +24,19 @@ from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.step import StepPlan, StepResult
 from specmatrix.engine.loop import Loop
 from specmatrix.errors import described
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.oracles.adaptive import AdaptiveMismatch, AdaptiveReplay
 from specmatrix.matrix.oracles.ledger import audit
 from specmatrix.matrix.oracles.needed_work import Sizes, WorkMismatch
 from specmatrix.matrix.oracles.work import WorkReplay
-from specmatrix.matrix.subjects.observations import Moment, SentRequest
+from specmatrix.matrix.subjects.observations import Moment, Observation, SentRequest, Trace
 from specmatrix.reports.wording import count
 
-# Most tokens of a prompt and of an output, and of what prompts have in common.
-PROMPT, OUTPUT, COMMON = 14, 14, 8
+# Most tokens of a prompt and of an output, and of what it has in common with an earlier text.
+PROMPT, OUTPUT, COMMON = 14, 14, 11
 MOST: Final = 500  # more steps than a few requests take
+# Rounds of a controller, and their largest batch.
+ROUNDS, BATCH = 200, 40
 
 
 def first_failure(numbers: Iterable[int], lag: int) -> str:
@@ -47,7 +56,7 @@ def _run(random: Random, lag: int) -> None:
     page, scale, width, rows = random.choice((1, 2, 4)), random.choice((0, 0, 4)), random.choice((1, 2, 4)), 4
     chunk, caches, span = random.choice((None, 3, 5)), random.random() < 0.6, random.randrange(3)
     mixed, ragged = chunk is not None and random.random() < 0.3, random.random() < 0.3
-    pages = -(-(PROMPT + OUTPUT + (lag + 1) * width + random.randrange(12)) // page)
+    pages = -(-(PROMPT + OUTPUT + (lag + 1) * width + random.randrange(40)) // page)
     states = -(-pages // scale) + random.randrange(4) if scale else 0
     sizes = Sizes(pages, page, chunk, rows, lag, width, span, caches, None, int(ragged), scale * page, states, mixed)
     counters, journal = Counters(), list[Entry]()
@@ -76,20 +85,17 @@ def _run(random: Random, lag: int) -> None:
     stream = partial(SimpleNamespace, push=lambda tokens: "")
     loop = Loop(scheduler, device, counters, lag=lag, eos_ids=frozenset(), text_stream=stream)
     requests, moments = _serve(loop, random, journal)
-    sent = {r.rid: SentRequest(r.rid, r.rid, r.prompt, r.params.max_new_tokens, False, -1) for r in requests}
+    sent = {r.rid: SentRequest(r.rid, r.account, r.prompt, r.params.max_new_tokens, r.holds, -1) for r in requests}
     audit(journal)
     WorkReplay(journal, sizes, sent, {one.rid: tuple(one.tokens) for one in requests}, {}).run(moments)
 
 
 def _serve(loop: Loop[StepResult], random: Random, journal: Sequence[Entry]) -> tuple[list[Request], list[Moment]]:
     """Some requests, which come and are aborted at any step, to their end, and when they did."""
-    common = [random.randrange(9) for _ in range(COMMON)]
-    left, asked, moments = random.randint(3, 8), list[Request](), list[Moment]()
+    left, asked, moments = random.randint(3, 24), list[Request](), list[Moment]()
     while left or loop.busy:
         while left and (len(asked) < 2 or random.random() < 0.3):
-            prompt = common[: random.randrange(COMMON)] + [random.randrange(9) for _ in range(random.randint(1, 6))]
-            params = SamplingParams(max_new_tokens=random.randint(1, OUTPUT))
-            asked.append(Request(len(asked) + 1, tuple(prompt), params, 0))
+            asked.append(_request(len(asked) + 1, asked, random))
             loop.add(asked[-1])
             moments.append(Moment(len(journal), "send", len(asked)))
             left -= 1
@@ -106,3 +112,54 @@ def _serve(loop: Loop[StepResult], random: Random, journal: Sequence[Entry]) -> 
         if one.finish is None or one.finish.reason != due:
             raise WorkMismatch(f"request {one.rid} has {len(one.output)} tokens and ended by {one.finish}")
     return asked, moments
+
+
+def _request(rid: int, asked: Sequence[Request], random: Random) -> Request:
+    """A new request: the next turn of a session, the first of one, or one that only begins as an earlier text does."""
+    turns = {one.account: one for one in asked if one.holds}
+    idle = [one for one in turns.values() if one.finish and one.finish.reason == "length" and len(one.tokens) < PROMPT]
+    before = random.choice(idle) if idle and random.random() < 0.5 else None
+    text = random.choice(asked[:3]).tokens[: random.choice((COMMON, random.randrange(COMMON)))] if asked else ()
+    prompt = (*(before.tokens if before else text), *(random.randrange(9) for _ in range(random.choice((1, 1, 2, 6)))))
+    params = SamplingParams(max_new_tokens=random.choice((1, random.randint(1, OUTPUT))))
+    request = Request(rid, prompt[:PROMPT], params, 0)
+    request.account, request.holds = before.account if before else rid, before is not None or random.random() < 0.6
+    return request
+
+
+def depths(steps: DraftSteps, rounds: Iterable[tuple[int, Sequence[float]]], lag: int) -> Trace:
+    """What a controller decides in rounds of these numbers of requests, each with the shares of its drafts that the
+    requests which have not ended accept. lag: rounds in flight."""
+    flying, names = deque[tuple[int, int, Sequence[float]]](), [one.name for one in fields(Observation)]
+
+    def read(left: int) -> None:
+        while len(flying) > left:
+            size, width, shares = flying.popleft()
+            steps.observe(size, width, [int(share * width) for share in shares[:size]])
+
+    for size, shares in rounds:
+        flying.append((size, steps.activate(size), shares))
+        read(lag)
+    read(0)
+    seen = tuple(Observation(**{name: getattr(one, name) for name in names}) for one in steps.trace)
+    return Trace(tuple((one.batch_size, one.width) for one in steps.rounds), seen)
+
+
+def wrong_depth(cell: Cell, shape: Resolved, tolerance: float, numbers: Iterable[int]) -> str:
+    """A sentence on the first of random rounds in which this engine's controller does not decide as the second one, or
+    raises; else "". tolerance: of an average, in drafts."""
+    slots, first, graphs = shape.adaptive_slots, shape.num_steps, shape.cuda_graph_max_bs
+    assert slots
+    for number in numbers:
+        random, rounds, size = Random(number), list[tuple[int, list[float]]](), 1
+        for _ in range(ROUNDS):
+            near = random.choice(slots).batch_from + random.randrange(4)
+            size = random.choice((size, size, size, near, random.randint(1, BATCH)))
+            rounds.append((size, [random.random() for _ in range(random.randrange(6))]))
+        try:
+            steps = DraftSteps(slots, first, Counters(), policy=policy_of(slots, first), graph_batch=graphs)
+            AdaptiveReplay(cell, shape.lag, tolerance, graph_batch=graphs).walk(depths(steps, rounds, shape.lag))
+        except Exception as error:  # a broken engine may raise anything
+            said = str(error) if isinstance(error, AdaptiveMismatch) else described(error)
+            return f"in random rounds {number}, {said}"
+    return ""

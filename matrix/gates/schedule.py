@@ -21,7 +21,7 @@ from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.reports.schema import REFERENCE
 
 # Random schedules of each cell in tight memory, of 2 ms each.
-SIMULATED: Final = 16
+SIMULATED: Final = 24
 
 
 @dataclass

@@ -83,7 +83,8 @@ def within_answers(cell: Cell, shape: Resolved, indices: Sequence[int], after: t
     for place, (limit, at, marker, grammar) in enumerate(asked):
         name, prompt = f"b{place}", prompt_of(questions()[at][0])
         fields = {} if grammar is None else grammar.fields | {"reasoning_end_ids": marker}
-        requests.append(RequestSpec(name, prompt, limit, after=after, **fields))
+        # Only drafts of other texts notice repetitions.
+        requests.append(RequestSpec(name, prompt, limit, after=after, ours=cell.shares_rounds, **fields))
         after = after if cell.memory == "ample" and not cell.shares_rounds else (name,)
     if (cell.grammar, cell.memory, cell.sampling) == ("tagged", "ample", "mixed"):
         requests += [*_crowd(cell, (*after, *(request.name for request in requests)))]
@@ -105,8 +106,8 @@ def _stuck(cell: Cell, shape: Resolved, indices: Sequence[int], after: tuple[str
         if second < len(text) - 1 and (place_of(second, rounds[at], deepest_round(*widths)) or 0) > 0:
             begun = text[second - len(number) - 1 : second]
             bans = tuple((*begun, one) for one in (*map(token_id, "0123456789"), *sorted(eos)))
-            fields = grammar.fields | {"reasoning_end_ids": number, "bad_words_ids": bans}
-            yield RequestSpec("g.stuck", prompt_of(questions()[at][0]), len(text), after=after, stuck=True, **fields)
+            fields = grammar.fields | {"reasoning_end_ids": number, "bad_words_ids": bans, "stuck": True, "ours": True}
+            yield RequestSpec("g.stuck", prompt_of(questions()[at][0]), len(text), after=after, **fields)
             return
 
 

@@ -84,12 +84,15 @@ class PreparedCell:
     @cached_property
     def requests(self) -> tuple[RequestSpec, ...]:
         """The requests of the cell, for subjects other than the reference engine without forced retractions, renewals
-        of memory or weights, requests without a legal token, and repetitions that only drafts of other texts notice."""
+        of memory or weights, and requests that are for that engine only."""
         found = tuple(self.workload(self.cell, self.seed))
         if self.subject == REFERENCE:
             return found
-        kept = (one for one in found if (one.name[0] != "b" or not self.cell.shares_rounds) and not one.stuck)
-        return tuple(replace(request, renewal="", retract_after=None) for request in kept)
+        kept = {request.name: request for request in found if not request.ours}
+        return tuple(
+            replace(one, renewal="", retract_after=None, after=tuple(name for name in one.after if name in kept))
+            for one in kept.values()
+        )
 
     @cached_property
     def baseline(self) -> PreparedCell:

@@ -110,6 +110,7 @@ class RequestSpec:
     reasoning_end_ids: tuple[int, ...] = ()  # the grammar holds behind these tokens only
     retract_after: int | None = None
     stuck: bool = False  # its bans leave its grammar no token, and it ends with an error
+    ours: bool = False  # only the reference engine is sent it
     loose: bool = False  # in a baseline it waits for its session's history alone
     renewal: str = ""  # what the engine, while idle, renews before it is sent: "memory", "weights" or "" for nothing
 

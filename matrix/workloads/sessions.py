@@ -10,9 +10,9 @@ from typing import Any, Final
 from specmatrix.matrix.cells.cell import SessionRetract
 from specmatrix.matrix.workloads.request import Continuation, Refusal, RequestSpec
 
-# Idle timeout of the first session in seconds, and a clock advance beyond it.
+# Idle timeout of the first session in seconds, and clock advances short of it and beyond it.
 TIMEOUT: Final = 60.0
-LATER: Final = TIMEOUT + 1
+EARLIEST, LATER = TIMEOUT - 1, TIMEOUT + 1
 # Capacity of a session in characters; texts that exceed it, or every context length of the zoo.
 CAPACITY: Final = 16_000
 REPEATED: Final = " Then the number doubles."
@@ -25,8 +25,9 @@ FAR: Final = 1_000_000  # exceeds the tokens of any history
 def contended_line(turns: Sequence[RequestSpec], place: int, memory: int | None) -> list[RequestSpec]:
     """A streaming session's turns among requests that it must refuse.
 
-    place: index of the session. Session 0 exceeds its idle timeout at its end; the same clock advance during its first
-    turn must have no effect. Session 1 is closed during its third turn. memory: its size in tokens if tight, else None.
+    place: index of the session. Session 0 exceeds its idle timeout at its end, and is open just before; the same clock
+    advance during its first turn must have no effect. Session 1 is closed during its third turn. memory: its size in
+    tokens if tight, else None.
     """
     limits: dict[str, Any] = {"capacity": CAPACITY, "timeout": TIMEOUT if place == 0 else None}
     first, second, *rest = (replace(turn, session=replace(_session(turn), **limits)) for turn in turns)
@@ -43,8 +44,10 @@ def contended_line(turns: Sequence[RequestSpec], place: int, memory: int | None)
         return [*out, last, replace(_attempt(first, "closed", Refusal.CLOSED, session), after=(last.name,))]
     if place == 0:
         stranger = _attempt(first, "stranger", Refusal.CLOSED, Continuation("nobody", True))
+        idle = _attempt(first, "idle", Refusal.OFFSET, replace(session, offset=1))
         late = _attempt(first, "late", Refusal.CLOSED, session)
-        rest += [stranger, replace(late, after=(rest[-1].name,), clock=LATER)]
+        idle = replace(idle, after=(rest[-1].name,), clock=EARLIEST, ours=True)
+        rest += [stranger, idle, replace(late, after=idle.after, clock=LATER)]
     return [*out, *rest]
 
 
@@ -56,11 +59,11 @@ def contended_tree(requests: Sequence[RequestSpec]) -> list[RequestSpec]:
     early = replace(_attempt(root, "early", Refusal.UNFINISHED, session), beside=root.name)
     far = replace(_attempt(root, "far", Refusal.RANGE, replace(session, offset=FAR)), after=(root.name,))
     out = [root, *([] if root.abort_after == 0 else [early]), far, *requests[1:]]
-    last = requests[-1]
-    if _session(last).replace:
-        for number, cleared in enumerate(requests[1:-1]):
-            gone = replace(_session(root), follows=cleared.name)
-            out.append(replace(_attempt(root, f"gone{number or ''}", Refusal.REPLACED, gone), after=(last.name,)))
+    for last in [one for one in requests if _session(one).replace]:
+        for number, cleared in enumerate(one for one in requests[1:] if one is not last):
+            session = replace(_session(root), follows=cleared.name)
+            gone = _attempt(root, f"gone{number or ''}", Refusal.REPLACED, session)
+            out.append(replace(gone, after=(last.name,), ours=cleared.ours))
     return out
 
 
@@ -170,9 +173,9 @@ def line(first: RequestSpec, place: int, limits: Sequence[int], cut: int | None)
 
 
 def _branches(first: RequestSpec, place: int, limits: Sequence[int], broken: bool) -> list[RequestSpec]:
-    """An ordinary session: two requests continue the first, one of them without its output, and another one continues
-    one of these; a last one branches off inside the first and replaces all three. broken: the second is aborted, and
-    the fourth still runs when it is replaced."""
+    """An ordinary session: two requests continue the first, one of them without its output, and two more one of these
+    with and without its; a last one branches off inside the first and replaces all four. broken: the second is
+    aborted, so that only one continues these, which still runs when it is replaced."""
     name = f"b{place}"
     root = replace(first, session=Continuation(name, False))
     two, three, four = (_reply(first, number, limit) for number, limit in enumerate(limits, start=2))
@@ -189,12 +192,14 @@ def _branches(first: RequestSpec, place: int, limits: Sequence[int], broken: boo
         second = _cut(second)
     back = Continuation(name, False, first.name, offset=OFFSET, replace=True)
     fourth = replace(five, after=(two.name,), session=Continuation(name, False, two.name))
-    last = replace(four, after=(two.name, three.name, five.name), session=back)
+    bare = Continuation(name, False, two.name, drop_previous_output=True)
+    sixth = replace(_reply(first, 6, 1), after=(two.name,), session=bare, ours=True)
+    last = replace(four, after=(two.name, three.name, five.name, sixth.name), session=back)
     if broken:
         endless = replace(_cut(five), abort_after=None, replaced=True)
         fourth = replace(endless, after=(two.name, three.name), session=Continuation(name, False, three.name))
         last = replace(last, after=(), beside=five.name)
-    return [root, second, third, fourth, last]
+    return [root, second, third, fourth, last, *([] if broken else [sixth])]
 
 
 def scored(turns: Sequence[RequestSpec], place: int) -> list[RequestSpec]:

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from specmatrix.engine.core.memory.session_kv import SessionKV
 from specmatrix.engine.core.schedule.admission import Admission
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.loop import Loop
@@ -35,6 +36,7 @@ def retracts_beside_a_draining_end(self, request, width):
         (Scheduler, "_make_room", retracts_beside_a_draining_end, "expected that nothing more is launched"),
         (Scheduler, "_verified", lambda self, request, nodes: nodes, "expected that "),
         (Admission, "_promised", lambda self, number: 0, "expected that "),
+        (SessionKV, "droppable", lambda self, group, spare, pinned: 99, "; got open of "),
         (Scheduler, "publish", lambda self, request: None, "are cached; got "),
         (Scheduler, "finish", lambda self, request, finish: None, "LedgerError: no request can run"),
         (Loop, "_deliver", lambda *_: 1 / 0, "request 1 has 0 tokens and ended by Finish(reason='error'"),

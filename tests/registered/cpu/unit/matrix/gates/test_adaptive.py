@@ -1,9 +1,11 @@
 """The gate of adaptive steps: real runs pass, and each entry that differs from the rule is named."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from specmatrix.engine.core.draft import depth
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.adaptive import AdaptiveGate, wave_not_batched
 from specmatrix.matrix.gates.gate import State
@@ -39,6 +41,13 @@ def test_waves_move_the_slots(measured):
     assert numbers["rounds"] == len(run.trace.rounds) and numbers["widths"] == "1, 2, 3, 4, 5"
     assert numbers["observations"] == numbers["replayed"] == len(run.trace.observations)
     assert numbers["slots"] >= 2 and min(numbers["up"], numbers["down"], numbers["by_batch"]) >= 2
+
+
+def test_random_rounds_show_what_no_workload_met(measured, monkeypatch):
+    monkeypatch.setattr(depth, "math", SimpleNamespace(ceil=round))
+    assert measured(CELL).judge(GATE).message.startswith("in random rounds ")
+    monkeypatch.setattr(depth, "math", SimpleNamespace(ceil=lambda number: 1 / 0))
+    assert "ZeroDivisionError" in measured(CELL).judge(GATE).message
 
 
 def test_every_wave_runs_together():

@@ -1,6 +1,6 @@
 """The second implementation of adaptive depth: against numbers worked out by hand, and against the engine's."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +11,9 @@ from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, AdaptiveS
 from specmatrix.engine.core.draft.depth import DraftSteps, Slot
 from specmatrix.engine.core.observe.step_counter import Counters
 from specmatrix.matrix.cells.cell import ADAPTIVE_TEXTS, Cell
+from specmatrix.matrix.conformance.simulated import depths
 from specmatrix.matrix.oracles import adaptive
-from specmatrix.matrix.subjects.observations import Observation, Trace
+from specmatrix.matrix.subjects.observations import Trace
 
 
 @pytest.mark.parametrize(
@@ -77,21 +78,7 @@ def engines(name: str, steps: int, rounds, lag: int, graph_batch: int = 0) -> tu
     counters = Counters()
     slots = DEFAULT_SLOTS if name == "table" else parse(ADAPTIVE_TEXTS[name] or "").slots
     made = DraftSteps(slots, steps, counters, policy=policy_of(slots, steps), graph_batch=graph_batch)
-    flying: list[tuple[int, int, list[float]]] = []
-
-    def read():
-        size, width, shares = flying.pop(0)
-        made.observe(size, width, [int(share * width) for share in shares[:size]])
-
-    for size, shares in rounds:
-        flying.append((size, made.activate(size), shares))
-        while len(flying) > lag:
-            read()
-    while flying:
-        read()
-    names = [each.name for each in fields(Observation)]
-    seen = tuple(Observation(**{n: getattr(record, n) for n in names}) for record in made.trace)
-    return Trace(tuple(map(tuple, made.rounds)), seen), counters
+    return depths(made, rounds, lag), counters
 
 
 ROUNDS = st.lists(st.tuples(st.integers(1, 40), st.lists(st.floats(0, 0.99), max_size=5)), max_size=80)

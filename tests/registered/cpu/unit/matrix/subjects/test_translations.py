@@ -94,7 +94,7 @@ def test_own_foreign_subjects_translate_every_request_field(name: str):
 
 def test_every_request_field_is_in_the_contract_or_no_engines_affair():
     ours = {"own", "name", "prompt", "answer", "after", "session", "closes_after", "refused", "beside", "clock"}
-    ours |= {"stream", "replaced", "renewal", "retract_after", "stuck", "loose"}
+    ours |= {"stream", "replaced", "renewal", "retract_after", "stuck", "ours", "loose"}
     assert {each.name for each in dataclasses.fields(RequestSpec)} == ours | set(REQUESTED)
 
 

@@ -40,7 +40,7 @@ def test_the_clock_ends_the_first_session_and_no_busy_one():
     assert {request.session.timeout for request in here if request.session.id == "s0"} == {TIMEOUT}
     assert {request.session.timeout for request in here if request.session.id != "s0"} == {None}
     clocked = [(request.refused, request.beside) for request in here if request.clock]
-    assert clocked == [(Refusal.IN_FLIGHT, here[0].name), (Refusal.CLOSED, None)]
+    assert clocked == [(Refusal.IN_FLIGHT, here[0].name), (Refusal.OFFSET, None), (Refusal.CLOSED, None)]
     assert LATER > TIMEOUT
 
 
@@ -55,7 +55,7 @@ def test_what_was_replaced_cannot_be_continued():
     for cell in ("none.pair.branch", "none.pair.branch.abort_running"):
         here = {request.name: request for request in requests(cell)}
         gone = [request for request in here.values() if request.refused is Refusal.REPLACED]
-        assert len(gone) == (3 if "abort" in cell else 6)
+        assert len(gone) == (3 if "abort" in cell else 8)
         for request in gone:
             (last,) = request.after
             replacing, replaced = here[last].session, here[request.session.follows].session
