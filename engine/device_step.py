@@ -36,6 +36,8 @@ from specmatrix.engine.spec.drafter import AgreedDrafts, Drafter, DraftHooks, Dr
 from specmatrix.engine.spec.guard import Guard
 from specmatrix.engine.spec.verify import verify
 from specmatrix.errors import EngineBug, KernelError, NotFiniteError
+from specmatrix.kernels.argmax import argmax
+from specmatrix.kernels.backend import on_triton
 
 # Number of prompt positions whose logits are computed at once for prompt log-probabilities.
 SCORED: Final = 256
@@ -261,7 +263,9 @@ def _padded(tokens: tuple[int, ...], width: int) -> list[int]:
 
 def _finite(logits: Tensor, lengths: Tensor | None = None) -> Tensor:
     """Whether a softmax of logits [B, W, V] is finite in a row's first `lengths` [B] columns -> bool [B]."""
-    finite = logits.amax(-1).isfinite()
+    # torch's maximum of few long rows takes several times as long as this kernel.
+    best = logits.gather(2, argmax(logits)[..., None])[..., 0] if on_triton(logits) else logits.amax(-1)
+    finite = best.isfinite()
     return finite.all(1) if lengths is None else (finite | past(lengths, finite.shape[1])).all(1)
 
 

@@ -1,11 +1,12 @@
 """paged_attention with keys split at fixed positions (split-KV).
 
-A split always holds SPLIT key positions, whatever the number of keys, requests and queries. Tensor cores give a query
-the same bits in tiles of any number of queries. A query's result merges its splits in ascending order; a fully masked
-split or block of keys leaves every bit unchanged. So its bits depend neither on the rest of the step, nor on masked
-keys behind those that it sees, nor on the slots' positions in the pool. Masked keys between them, as in a tree, matter
-only where they move a key to another block, and there by rounding. Small steps use one program per split and a second
-launch that merges; larger ones merge within one program. FMA fusion is disabled, so that both round identically.
+In deterministic mode a split always holds SPLIT key positions, whatever the number of keys, requests and queries.
+Tensor cores give a query the same bits in tiles of any number of queries. A query's result merges its splits in
+ascending order; a fully masked split or block of keys leaves every bit unchanged. So its bits depend neither on the
+rest of the step, nor on masked keys behind those that it sees, nor on the slots' positions in the pool. Masked keys
+between them, as in a tree, matter only where they move a key to another block, and there by rounding. Small steps use
+one program per split and a second launch that merges; larger ones merge within one program. FMA fusion is disabled, so
+that both round identically. Otherwise each request's keys are split evenly, into as many parts as keep a GPU busiest.
 """
 
 from __future__ import annotations
@@ -32,14 +33,12 @@ SHORT = 128
 # Queries per tile, except for the widest heads, and in prefills.
 WIDE_TILE, PREFILL_TILE = 32, 64
 LOG2_E = 1.4426950408889634
-# Number of programs that fills a GPU without a program per split.
+# Number of programs that a GPU runs at once.
 FULL = 264
-# Programs of a non-deterministic step with a program per split.
-MAX_PROGRAMS = 330
+# What a program costs besides its keys, and its part of the merge, in keys.
+OVERHEAD = 192
 # Number of query tiles from which a step is a prefill, whose early tiles see few of the keys.
 MANY_TILES = 8
-# Keys per split where a program takes all that its queries see.
-WHOLE = 2**20
 
 
 class AttentionShape(NamedTuple):
@@ -111,31 +110,43 @@ def shape(head_dim: int, value_dim: int, size: int, group: int) -> AttentionShap
 
 
 def fit(
-    tile: AttentionShape, rows: int, length: int, pairs: int, memory: int, deterministic: bool
-) -> tuple[AttentionShape, int]:
-    """The tile and the keys per split of a step with `rows` queries for each of `pairs` key heads. memory: elements
-    that a program may load ahead.
+    tile: AttentionShape, rows: int, length: int, pairs: int, memory: int, even: bool
+) -> tuple[AttentionShape, int, int]:
+    """The tile, the number of splits and their keys (0: equal shares) of a step with `rows` queries for each of `pairs`
+    key heads. memory: elements that a program may load ahead; even: splits need not have SPLIT keys.
 
-    Unless deterministic, splits are as short as MAX_PROGRAMS allows. A program of several tiles of keys loads as many
-    ahead as fit; where there are more programs, they hide each other's latency.
+    A program of several tiles of keys loads as many ahead as fit; where there are more programs than run at once, they
+    hide each other's latency.
     """
     if rows > WIDE_TILE:
         tile = tile._replace(rows=PREFILL_TILE, warps=4)
     elif rows <= 16:
         tile = tile._replace(rows=16)
-    if deterministic:
-        return tile, SPLIT
-    programs, split = pairs * triton.cdiv(rows, tile.rows), SHORT
-    while split < length and triton.cdiv(length, split) * programs > MAX_PROGRAMS:
-        split *= 2
-    ahead = max(2, min(AHEAD + 1, memory // (64 * 2 * tile.d1)))
+    if not even:
+        return tile, triton.cdiv(length, SPLIT), SPLIT
+    programs = pairs * triton.cdiv(rows, tile.rows)
+    count, ahead = split_count(programs, length), max(2, min(AHEAD + 1, memory // (64 * 2 * tile.d1)))
     if tile.rows == PREFILL_TILE:
-        return tile._replace(stages=min(3, ahead)), split if programs <= MAX_PROGRAMS else WHOLE
-    if split == SHORT:
-        return tile._replace(keys=SHORT if 4 * SHORT * tile.d1 <= memory else 64, warps=4, stages=2), SHORT
-    if pairs > MAX_PROGRAMS:
-        return tile._replace(warps=2, stages=2), split
-    return tile._replace(warps=8 if rows <= 16 and split > SPLIT else 2, stages=ahead), split
+        return tile._replace(stages=min(3, ahead)), 1 if programs >= FULL else count, 0
+    keys = triton.cdiv(length, count)
+    if keys <= SHORT:
+        # Which keys a program reads does not wait for what it sees.
+        tile = tile._replace(keys=SHORT if 4 * SHORT * tile.d1 <= memory else 64, warps=4, stages=2)
+        return tile, triton.cdiv(length, SHORT), SHORT
+    if count == 1 and programs > FULL:
+        return tile._replace(warps=2, stages=2), 1, 0
+    return tile._replace(warps=8 if rows <= 16 and keys > SPLIT else 2, stages=ahead), count, 0
+
+
+@lru_cache(maxsize=1024)
+def split_count(programs: int, length: int) -> int:
+    """The number of splits with which `programs` times as many programs, FULL at once, read `length` keys soonest; at
+    least SHORT keys each."""
+
+    def cost(count: int) -> int:
+        return triton.cdiv(programs * count, FULL) * (triton.cdiv(length, count) + OVERHEAD)
+
+    return min(range(1, triton.cdiv(length, SHORT) + 1), key=cost)
 
 
 @triton.jit
@@ -259,8 +270,9 @@ def _attend(
     D2: tl.constexpr, SPREAD: tl.constexpr, MERGE: tl.constexpr, LOOK: tl.constexpr, ENDS: tl.constexpr,
     CAUSAL: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program per request and key head, query tile and, with SPREAD, split. LOOK: skip fully masked splits. ENDS:
-    skip tiles that begin past what the queries see. CAUSAL: read no masks of keys that all queries of a tile see.
+    """One program per request and key head, query tile and, with SPREAD, split, of SPLIT keys or (0) of an equal share
+    of what the tile sees. LOOK: skip fully masked splits. ENDS: skip tiles that begin past what the queries see.
+    CAUSAL: read no masks of keys that all queries of a tile see.
 
     Row r of a key head's queries is head r % GROUP of its group at width r // GROUP. With SPREAD, `_gather` merges the
     peaks and totals [B, kv_heads, rows, splits] and mixtures [.., value_dim]; otherwise out is written.
@@ -288,7 +300,8 @@ def _attend(
     masks += (request * width + at) * length
     written = live[:, None] & (column < value_dim)[None, :]
     if SPREAD:
-        first = tl.program_id(2) * SPLIT
+        span = SPLIT if SPLIT else tl.cdiv(tl.cdiv(stop, splits), KEYS) * KEYS
+        first = tl.program_id(2) * span
         place = (pair * width * GROUP + r) * splits + tl.program_id(2)
         seen = True
         if LOOK:
@@ -296,8 +309,9 @@ def _attend(
             tl.store(peaks + place, tl.full((ROWS,), float("-inf"), tl.float32), mask=live & (seen == 0))
         if seen:
             peak, total, mixed = _nothing(ROWS, D1)
-            peak, total, mixed = _fold(q1, q2, key, slots, masks, live, first, stop, peak, total, mixed, slot_size,
-                                       value_at, factor, key_dim, head_dim, KEYS, D1, D2, SPLIT, 0, WIDE)  # fmt: skip
+            last = tl.minimum(stop, first + span)
+            peak, total, mixed = _fold(q1, q2, key, slots, masks, live, first, last, peak, total, mixed, slot_size,
+                                       value_at, factor, key_dim, head_dim, KEYS, D1, D2, 1 << 30, 0, WIDE)  # fmt: skip
             tl.store(peaks + place, peak, mask=live)
             tl.store(totals + place, total, mask=live)
             tl.store(mixtures + place[:, None] * value_dim + column[None, :], mixed, mask=written)
@@ -341,17 +355,18 @@ def _gather(
     tl.store(place, mixed / total[:, None], mask=(column < value_dim)[None, :])
 
 
-def _tile(q: Tensor, reads: SplitReads, value_dim: int, rows: int) -> tuple[AttentionShape, int]:
-    """The tile of a step with `rows` queries for each key head, and the keys per split."""
+def _tile(q: Tensor, reads: SplitReads, value_dim: int, rows: int) -> tuple[AttentionShape, int, int]:
+    """The tile of a step with `rows` queries for each key head, the number of splits, and their keys (0: equal
+    shares)."""
     batch, width, _, head_dim = reads.query
-    size = q.element_size()
+    size, length = q.element_size(), reads.slots.shape[1]
     tile = shape(head_dim, value_dim, size, rows // width)
-    if tile.d2 or tile.rows != WIDE_TILE:
-        return tile, SPLIT
-    if rows > WIDE_TILE and (reads.start is None or reads.sparse or size != 2 or tile.d1 > 128):
-        return tile, SPLIT
+    usual = not tile.d2 and tile.rows == WIDE_TILE
+    if not usual or (rows > WIDE_TILE and (reads.start is None or reads.sparse or size != 2 or tile.d1 > 128)):
+        return tile, triton.cdiv(length, SPLIT), SPLIT
     memory = SHARED_MEMORY if supports_pdl(q.device) else SHARED_MEMORY // 2
-    return fit(tile, rows, reads.slots.shape[1], batch * reads.kv_heads, memory // size, reads.deterministic)
+    even = not reads.deterministic and not reads.sparse
+    return fit(tile, rows, length, batch * reads.kv_heads, memory // size, even)
 
 
 def paged_attention(q: Tensor, cache: Tensor, reads: SplitReads) -> Tensor:
@@ -365,10 +380,9 @@ def paged_attention(q: Tensor, cache: Tensor, reads: SplitReads) -> Tensor:
         return out
     group, length = heads // reads.kv_heads, reads.slots.shape[1]
     rows, pairs, ends = width * group, batch * reads.kv_heads, reads.start is not None
-    tile, split = _tile(q, reads, value_dim, rows)
+    tile, splits, split = _tile(q, reads, value_dim, rows)
     tiles = triton.cdiv(rows, tile.rows)
-    splits = triton.cdiv(length, split)
-    spread = splits > 1 and pairs * tiles < FULL
+    spread = splits > 1 and (split != SPLIT or pairs * tiles < FULL)
     marks = torch.empty(2, pairs, rows, splits if spread else 0, dtype=torch.float32, device=q.device)
     mixtures = torch.empty(*marks.shape[1:], value_dim, dtype=torch.float32, device=q.device)
     plane = reads.kv_heads * head_dim
@@ -379,7 +393,7 @@ def paged_attention(q: Tensor, cache: Tensor, reads: SplitReads) -> Tensor:
         *q.stride()[:3], width, reads.kv_heads, length,
         plane if latent else 2 * plane, 0 if latent else plane,
         reads.factor * LOG2_E, head_dim, value_dim, splits,
-        GROUP=group, ROWS=tile.rows, KEYS=min(tile.keys, split), SPLIT=split, D1=tile.d1, D2=tile.d2, SPREAD=spread,
+        GROUP=group, ROWS=tile.rows, KEYS=tile.keys, SPLIT=split, D1=tile.d1, D2=tile.d2, SPREAD=spread,
         MERGE=splits > 1, LOOK=reads.sparse or (tiles >= MANY_TILES and not ends), ENDS=ends,
         CAUSAL=reads.causal and ends and tile.rows == PREFILL_TILE, WIDE=wide(q),
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, **launch(q),

@@ -8,7 +8,7 @@ import torch
 from specmatrix.kernels import check
 from specmatrix.kernels.backend import check_interpreter, interpreted
 from specmatrix.kernels.paged_attention import paged_attention, plan_reads, triton
-from specmatrix.kernels.paged_attention.triton import MAX_PROGRAMS, SHORT, WHOLE, fit, shape
+from specmatrix.kernels.paged_attention.triton import FULL, SHORT, fit, shape, split_count
 from specmatrix.kernels.pdl import SHARED_MEMORY
 from specmatrix.kernels.registry import KERNELS
 
@@ -37,22 +37,34 @@ def test_deterministic_sums_are_exact_in_float64_whatever_their_order():
 @pytest.mark.parametrize("rows", [4, 24, 128, 4096])
 @pytest.mark.parametrize("pairs", [1, 8, 64, 256, 512])
 @pytest.mark.parametrize("length", [128, 1152, 8320, 131072])
-def test_a_quick_step_has_as_many_programs_as_run_at_once_and_tiles_that_fit(length, pairs, rows, d):
-    tile, split = fit(shape(d, d, 2, 4), rows, length, pairs, SHARED_MEMORY // 2, False)
-    pairs *= -(-rows // tile.rows)
-    assert -(-length // split) * pairs <= max(MAX_PROGRAMS, pairs) and split % tile.keys == 0
-    # Half as long splits would be too many.
-    assert split == SHORT or (-(-length // (split // 2)) if split < WHOLE else 1) * pairs > MAX_PROGRAMS
+def test_a_quick_step_has_tiles_that_fit_and_no_fewer_programs_than_run_at_once(length, pairs, rows, d):
+    tile, count, keys = fit(shape(d, d, 2, 4), rows, length, pairs, SHARED_MEMORY // 2, True)
+    programs = pairs * -(-rows // tile.rows)
+    assert 1 <= count <= length // SHORT and keys in (0, SHORT)
+    # One split more would not run at once, unless splits are as short as they may be.
+    assert count == length // SHORT or programs * (count + 1) > FULL
     assert tile.rows >= min(rows, 64) and tile.stages >= 2
     assert tile.stages * tile.keys * 2 * tile.d1 * 2 <= max(SHARED_MEMORY, 2 * 64 * 4 * d)
+
+
+COUNTS = [(8, 32768, 33), (96, 1152, 2), (96, 8192, 8), (128, 1152, 2), (256, 1152, 1), (320, 4096, 4), (1024, 1152, 1)]
+
+
+@pytest.mark.parametrize(("programs", "length", "count"), COUNTS)
+def test_splits_leave_few_of_the_programs_that_run_at_once_idle(programs, length, count):
+    assert split_count(programs, length) == count
 
 
 ATTENTION = next(k for k in KERNELS if k.name == "paged_attention")
 
 
-@pytest.mark.parametrize("case", [c for c in ATTENTION.cases if "+20 " in c.name or "+90 " in c.name], ids=str)
-def test_in_a_prefill_of_more_programs_each_takes_all_keys_that_its_queries_see(case, monkeypatch):
-    monkeypatch.setattr(triton, "MAX_PROGRAMS", 0)
+SEVERAL = [c for c in ATTENTION.cases if c.name.startswith(("[300", "[127", "[128", "[700, 255, 511]+1"))]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("case", SEVERAL, ids=str)
+def test_any_number_of_even_splits_gives_the_same_attention(case, count, monkeypatch):
+    monkeypatch.setattr(triton, "split_count", lambda programs, length: count)
     with interpreted():
         check.agreement(ATTENTION, case)
 
