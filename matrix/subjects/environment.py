@@ -16,6 +16,7 @@ import sys
 import tarfile
 import venv
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import Distribution, distributions
@@ -44,6 +45,8 @@ GPU_ONLY: Final = frozenset(
 )
 # What SGLang does not say itself: 0.5.13 fails on later versions of numpy.
 FITTING: Final = ("numpy<2.5",)
+# From this version on it imports kernels of its own on a CPU too, which pip finds for GPUs only.
+KERNELS: Final = "0.5.16"
 # How SGLang's server is started on a CPU: with PyTorch's attention, in the precision that the gates have bounds for,
 # and without the KV pool of all free memory that it takes otherwise.
 CPU_ENGINE: Final = "SGLANG_USE_CPU_ENGINE=1"
@@ -174,11 +177,18 @@ def _fill_vllm(place: Path, requirement: str) -> None:
 
 
 def _fill_sglang(place: Path, requirement: str) -> None:
-    """SGLang has no CPU build: its package, and of its dependencies those that a CPU uses."""
+    """SGLang has no CPU build: its package, and of its dependencies those that a CPU uses. ConfigError for a version
+    that does not start there."""
     # The engines' own processes import this file without this package's dependencies.
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
+    from packaging.version import InvalidVersion, Version
 
+    asked = requirement.partition("==")[2]
+    with suppress(InvalidVersion):  # pip names it
+        if Version(asked) >= Version(KERNELS):
+            needs = "SGLang needs its module sgl_kernel on a CPU too, of which pip finds no build for one"
+            raise ConfigError(f"SGLang {asked} does not start: from {KERNELS} on {needs}")
     _pip(place, *INSTALL, "--no-deps", requirement)
     found = _distribution(place, requirement.partition("==")[0])
     needed = [Requirement(text) for text in (found.requires if found else None) or ()]

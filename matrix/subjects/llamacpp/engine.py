@@ -24,6 +24,8 @@ ALWAYS: Final = (
     *("--threads", "1", "--threads-batch", "1", "--threads-http", "64", "--flash-attn", "off"),
     *("--cache-type-k", "f32", "--cache-type-v", "f32", "--cache-ram", "0", "--no-warmup"),
 )
+# A server that aborts prints why; its stack would push that out of what is kept of its output.
+PLAINLY: Final = ("env", "GGML_NO_BACKTRACE=1")
 DRAFT: Final = ("--spec-draft-type-k", "f32", "--spec-draft-type-v", "f32", "--spec-draft-threads", "1")
 # For a server that aborts to print where.
 END_SECONDS: Final = 2.0
@@ -55,7 +57,7 @@ class LlamaCppEngine(RunningEngine):
     def _words(self, place: str) -> list[str]:
         """The server's command. place: where it may save slots."""
         flags, checkpoints = self._command.flags, self._command.checkpoints
-        words = [LLAMACPP.server(), "--model", str(self._model), *ALWAYS, "--slot-save-path", place]
+        words = [*PLAINLY, LLAMACPP.server(), "--model", str(self._model), *ALWAYS, "--slot-save-path", place]
         if "draft" in checkpoints:
             reads = flags["spec-type"] != "draft-simple"
             draft = converted(
