@@ -301,7 +301,7 @@ def _attend(
     written = live[:, None] & (column < value_dim)[None, :]
     if SPREAD:
         span = SPLIT if SPLIT else tl.cdiv(tl.cdiv(stop, splits), KEYS) * KEYS
-        first = tl.program_id(2) * span
+        first, stop = tl.program_id(2) * span, tl.minimum(stop, (tl.program_id(2) + 1) * span)
         place = (pair * width * GROUP + r) * splits + tl.program_id(2)
         seen = True
         if LOOK:
@@ -309,8 +309,7 @@ def _attend(
             tl.store(peaks + place, tl.full((ROWS,), float("-inf"), tl.float32), mask=live & (seen == 0))
         if seen:
             peak, total, mixed = _nothing(ROWS, D1)
-            last = tl.minimum(stop, first + span)
-            peak, total, mixed = _fold(q1, q2, key, slots, masks, live, first, last, peak, total, mixed, slot_size,
+            peak, total, mixed = _fold(q1, q2, key, slots, masks, live, first, stop, peak, total, mixed, slot_size,
                                        value_at, factor, key_dim, head_dim, KEYS, D1, D2, 1 << 30, 0, WIDE)  # fmt: skip
             tl.store(peaks + place, peak, mask=live)
             tl.store(totals + place, total, mask=live)
