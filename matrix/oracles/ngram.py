@@ -20,7 +20,8 @@ class Grams:
     """Tokens that followed each window, least recent first, with counts.
 
     options: `ngram` of a resolved configuration, named as in SGLang. Nothing is evicted, since no workload reaches the
-    capacity. windows: number of distinct (window, next token) pairs. corpus: documents that are searched first.
+    capacity; see `Forgetful`. windows: number of distinct (window, next token) pairs. corpus: documents that are
+    searched first.
     """
 
     options: Mapping[str, Any]
@@ -98,6 +99,34 @@ class Grams:
         low, high = self.options["min_bfs_breadth"], self.options["max_bfs_breadth"]
         span = max(1, self.options["max_trie_depth"] - 2)
         return after[: high - (high - low) * (len(window) - 1) // span]
+
+
+@dataclass(slots=True)
+class Forgetful:
+    """Grams within a capacity, of windows as of tokens: beyond it the oldest text is one that began a token later, and
+    what followed a window stays in its order.
+
+    left: what is known of each text, by number, the oldest first.
+    """
+
+    grams: Grams
+    left: dict[int, str] = field(default_factory=dict)
+
+    def show(self, number: int, token: str) -> None:
+        """Add a token to a text."""
+        text = self.left[number] = self.left.get(number, "") + token
+        self.grams.show(text, len(text) - 1)
+        while max(self.grams.windows, sum(map(len, self.left.values()))) > self.grams.options["capacity"]:
+            oldest, text = next(iter(self.left.items()))
+            for end, token in enumerate(text[: self.grams.options["max_trie_depth"]]):
+                after = self.grams.followers[text[:end]]
+                after[token] -= 1
+                if not after[token]:
+                    del after[token]
+                    self.grams.windows -= 1
+            self.left[oldest] = text[1:]
+            if not text[1:]:
+                del self.left[oldest]
 
 
 def _behind(window: str, document: str) -> Iterator[str]:

@@ -87,3 +87,15 @@ def test_random_texts_and_requests_find_what_is_broken(wrong, owner, name, said,
     assert not any(map(wrong, range(5)))
     monkeypatch.setattr(owner, name, lambda *_: 2)
     assert said in wrong(0)
+
+
+def test_random_texts_show_a_capacity_of_windows_alone(monkeypatch):
+    def learn(self, text, tokens):
+        for token in tokens[len(text.tokens) :]:
+            self.tree.add(text, token)
+            while self.tree.windows > self.options.capacity:
+                self.tree.forget()
+
+    assert not any(first_wrong_draft("PROB", seed) for seed in range(1, 21, 2))
+    monkeypatch.setattr(NgramIndex, "learn", learn)
+    assert any(first_wrong_draft("PROB", seed) for seed in range(1, 21, 2))
