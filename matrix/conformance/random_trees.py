@@ -1,5 +1,6 @@
 """Random texts and trees through this engine's own matcher of grammars, index of n-grams and suffix trees: what no
-workload meets must be what their oracles say."""
+workload meets must be what their oracles say. Random batches through its logit rules: a request's are those that it has
+alone."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from random import Random
 from types import SimpleNamespace
-from typing import Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from specmatrix.engine.core.draft.ngram_index import NgramDraft, NgramIndex, NgramOptions
 from specmatrix.engine.core.draft.suffix_tree import SuffixCache, SuffixOptions, Text
@@ -16,15 +17,21 @@ from specmatrix.engine.core.memory.groups import SlidingWindow
 from specmatrix.engine.core.observe.step_counter import Counters
 from specmatrix.engine.core.schedule.admission import Admission
 from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.engine.core.schedule.step import PlanRow
 from specmatrix.matrix.oracles.grammar import compiled, following
 from specmatrix.matrix.oracles.ngram import Forgetful, Grams, Suffixes
 from specmatrix.matrix.workloads.finish import text_of
 from specmatrix.matrix.workloads.request import RequestSpec
 
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
 NODES: Final = 8
 TREES, LIKELY = 4, 0.8  # rounds of a request, and how often a draft is legal
 SHAPES: Final = ((1, 7, 8), (2, 3, 6), (3, 2, 9), (4, 5, 12))  # topk, steps and nodes
 TEXTS, TOKENS, GROWTHS = 4, 5, 60
+# Random batches, their requests, tokens of a vocabulary, and those that a request has at most.
+MIXES, ROWS, VOCABULARY, KNOWN = 4, 5, 16, 12
 FEW: Final = SuffixOptions(6, 2, 2.0, 0.5, 0.25)
 
 
@@ -144,6 +151,60 @@ def first_wrong_room(seed: int) -> str:
         if not most <= room <= most + 1 + (page == 1):
             return f"the random request {number} of {seed} is admitted into {room} window pages; it needs {most}"
     return ""
+
+
+def first_mixed_rule(seed: int) -> str:
+    """A sentence on the first random batch in which a request's logits under its rules and min_p, at a node of a chain,
+    are others beside requests with other rules and temperatures than alone; else ""."""
+    import torch
+
+    random, noise = Random(seed), torch.Generator().manual_seed(seed)
+    said = (f"in random batch {number} of {seed}, {_mixed(random, noise)}" for number in range(MIXES))
+    return next((text for text in said if not text.endswith(", ")), "")
+
+
+def _mixed(random: Random, noise: Generator) -> str:
+    import torch
+
+    from specmatrix.engine.device.logit_rules import LogitRules, NodeContext, without_unlikely
+
+    asked, order = [_rules(random) for _ in range(ROWS)], torch.arange(NODES)
+    texts = [[random.randrange(VOCABULARY) for _ in range(random.randrange(1, KNOWN))] for _ in asked]
+    known = [(random.randint(1, len(text)), tuple(text)) for text in texts]
+    rows = [PlanRow(i, i, i, 1, 1, 0, admit=(asked[i], 0, KNOWN), arrived=known[i]) for i in range(ROWS)]
+    rules = LogitRules(VOCABULARY, frozenset({1}), ROWS, KNOWN + NODES, torch.device("cpu"))
+    rules.admit(rows)
+    tokens = torch.tensor([[text[-1], *random.choices(range(VOCABULARY), k=NODES - 1)] for text in texts])
+    start, heat = torch.tensor([len(one) - 1 for one in texts]), torch.tensor([one.temperature for one in asked])
+    logits = 3 * torch.randn(ROWS, NODES, VOCABULARY, generator=noise)
+
+    def under(chosen: list[int]) -> Tensor:
+        chain = (order - 1).expand(len(chosen), -1), order.expand(len(chosen), -1)
+        at = NodeContext(start[chosen], KNOWN + NODES, tokens[chosen], *chain, None)
+        made = rules.of([rows[i] for i in chosen])
+        found = rules.adjusted(logits[chosen], torch.tensor(chosen), made, at)
+        return found if made.min_p is None else without_unlikely(found, heat[chosen], made.min_p)
+
+    together = under([*range(ROWS)])
+    wrong = next((i for i in range(ROWS) if not torch.equal(together[i], under([i])[0])), None)
+    if wrong is None:
+        return ""
+    one = asked[wrong]
+    return f"a request at temperature {one.temperature} with min_p {one.min_p} has other logits than alone"
+
+
+def _rules(random: Random) -> SamplingParams:
+    return SamplingParams(
+        temperature=random.choice((0.0, 0.5, 1.0, 3.0)),
+        min_p=random.choice((0.0, 0.1, 0.5)),
+        repetition_penalty=random.choice((0.7, 1.0, 1.4)),
+        frequency_penalty=random.choice((0.0, 0.7)),
+        presence_penalty=random.choice((0.0, -0.9)),
+        logit_bias=random.choice((None, {3: 2.5, 7: -100.0}, {9: 1.0})),
+        bad_words_ids=random.choice(((), ((2,), (3, 4)), ((1, 2, 3),))),
+        allowed_token_ids=random.choice((None, None, [1, 4, 5, 9])),
+        min_new_tokens=random.choice((0, 6)),
+    )
 
 
 def _letters(text: Sequence[int]) -> str:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+from zlib import crc32
 
 from specmatrix.matrix.cells.cell import HYBRIDS, Cell
+from specmatrix.matrix.conformance.random_trees import first_mixed_rule
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State, thresholds
 from specmatrix.matrix.gates.pairing import TIE_NATS, AnswerPair, first_difference, is_tie, pairs, phase_of, unpaired
 from specmatrix.matrix.gates.precision import PrecisionGate
@@ -22,6 +24,7 @@ from specmatrix.matrix.workloads.predicted import RESOLVED_SHAPE, deepest_round
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.stored_oracle import Oracle, oracle_index, oracle_of, rewriting
+from specmatrix.reports.schema import REFERENCE
 
 
 class Gap(NamedTuple):
@@ -255,6 +258,9 @@ class LosslessGate(PackageGate):
             text = f"a log-probability of the baseline of {of.request.name} differs from that under its logit rules by "
             text += f"{worst:.2g} nats, at token {at}{phase_of(of.request, of.baseline, at)}"
             return Outcome(self.name, State.FAIL, numbers, message=text, blame=Blame(of.request.name, at))
+        mixed = outcome.state is State.PASS and prepared.subject == REFERENCE
+        if mixed and (text := first_mixed_rule(crc32(f"{prepared.cell.id} {prepared.seed}".encode()))):
+            return Outcome(self.name, State.FAIL, numbers, message=text)
         return replace(outcome, numbers=numbers)
 
     def _against_oracle(

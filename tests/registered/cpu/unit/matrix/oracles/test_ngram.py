@@ -1,6 +1,7 @@
 """The oracle's index: by hand, and against the engine's on random texts."""
 
 import random
+import re
 from dataclasses import asdict
 
 import pytest
@@ -9,7 +10,13 @@ from specmatrix.engine.core.draft.ngram_index import NgramIndex, NgramOptions
 from specmatrix.engine.core.draft.suffix_automaton import SuffixAutomaton
 from specmatrix.engine.core.draft.suffix_tree import SuffixTree
 from specmatrix.engine.core.memory.groups import SlidingWindow
-from specmatrix.matrix.conformance.random_trees import first_wrong_draft, first_wrong_room, first_wrong_suffix
+from specmatrix.engine.device import logit_rules
+from specmatrix.matrix.conformance.random_trees import (
+    first_mixed_rule,
+    first_wrong_draft,
+    first_wrong_room,
+    first_wrong_suffix,
+)
 from specmatrix.matrix.oracles.ngram import Grams
 
 
@@ -99,3 +106,15 @@ def test_random_texts_show_a_capacity_of_windows_alone(monkeypatch):
     assert not any(first_wrong_draft("PROB", seed) for seed in range(1, 21, 2))
     monkeypatch.setattr(NgramIndex, "learn", learn)
     assert any(first_wrong_draft("PROB", seed) for seed in range(1, 21, 2))
+
+
+def test_random_batches_show_a_neighbours_temperature(monkeypatch):
+    own = logit_rules.without_unlikely
+
+    def warmest(logits, heat, min_p):
+        return own(logits, heat.amax().expand_as(heat), min_p)
+
+    assert not any(map(first_mixed_rule, range(5)))
+    monkeypatch.setattr(logit_rules, "without_unlikely", warmest)
+    said = r"in random batch \d of 3, a request at temperature \S+ with min_p \S+ has other logits than alone"
+    assert re.fullmatch(said, first_mixed_rule(3))
