@@ -8,9 +8,9 @@ from specmatrix.engine.api import LLM
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.device.cuda_graphs import CudaGraphs
 from tests.support import llama_engines
-from tests.support.llama_engines import PROMPTS
+from tests.support.llama_engines import PROMPTS, drain
 
-__all__ = ["MOMENTS", "PARAMS", "PROMPTS", "VERSIONS", "at_rest", "plant", "start_engine"]
+__all__ = ["MOMENTS", "PARAMS", "PROMPTS", "VERSIONS", "at_rest", "drain", "plant", "start_engine"]
 
 PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)
 VERSIONS = ("v1", "v2")

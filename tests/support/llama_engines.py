@@ -33,6 +33,12 @@ def start_engine(shape=NONE, **more: object) -> LLM:
     return LLM(EngineConfig("llama-mini", speculative_algorithm=algorithm, **asked), lambda name: ZOO / name)
 
 
+def drain(llm: LLM) -> None:
+    """Step until nothing runs."""
+    while llm.step():
+        pass
+
+
 def at_rest(llm: LLM, stepped: bool = True) -> None:
     """Nothing is held, every page is free or cached, the journal replays, every stamp was right, and some were seen if
     a step has run."""

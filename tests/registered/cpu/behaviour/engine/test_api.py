@@ -20,7 +20,7 @@ from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.errors import ConfigError, RequestError
 from tests.support import failing_steps
-from tests.support.llama_engines import DRAFTERS, GREEDY, NONE, PROMPTS, ZOO, at_rest, plain, said, start_engine
+from tests.support.llama_engines import DRAFTERS, GREEDY, NONE, PROMPTS, ZOO, at_rest, drain, plain, said, start_engine
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,7 @@ def test_a_bad_request_is_refused_alone(prompt, params, sentence):
         llm.add(prompt, SamplingParams(**params))
     other = llm.add(PROMPTS[1], GREEDY)
     assert other == good + 1
-    while llm.step():
-        pass
+    drain(llm)
     assert said([llm.take(good), llm.take(other)]) == plain()[:2]
     at_rest(llm)
 

@@ -15,7 +15,7 @@ from specmatrix.engine.core.schedule.request import Finish, StopRules
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.parallel.client import RankedLLM
 from specmatrix.errors import ConfigError, EngineError, KernelError, LedgerError
-from tests.support.failing_steps import MOMENTS, PARAMS, PROMPTS, VERSIONS, at_rest, plant, start_engine
+from tests.support.failing_steps import MOMENTS, PARAMS, PROMPTS, VERSIONS, at_rest, drain, plant, start_engine
 from tests.support.misbehaving_drafter import Wordless
 
 
@@ -25,8 +25,7 @@ def test_a_request_that_makes_its_steps_fail_ends_alone(monkeypatch, caplog, who
     rids = [llm.add(prompt, PARAMS) for prompt in PROMPTS]
     tokens = 0 if place == "admission of rows" else 7
     failed = plant(monkeypatch, llm, place, RuntimeError("bad number"), victim=rids[1], tokens=tokens)
-    while llm.step():
-        pass
+    drain(llm)
     first, victim, last = (llm.take(rid) for rid in rids)
     assert [first.text, last.text] == [whole[0], whole[2]]
     assert victim.finish == Finish(
@@ -59,8 +58,7 @@ def test_a_bug_ends_every_request_and_every_later_call_names_it(monkeypatch, pla
     first, second = (llm.add(prompt, PARAMS) for prompt in PROMPTS[:2])
     plant(monkeypatch, llm, place, error, victim=first, tokens=5)
     with pytest.raises((LedgerError, KernelError)) as raised:
-        while llm.step():
-            pass
+        drain(llm)
     monkeypatch.undo()
     cause = f"{raised.type.__name__}: {raised.value}"
     assert ("the device failed: x" in cause) == isinstance(error, torch.AcceleratorError)
@@ -94,8 +92,7 @@ def test_a_request_whose_text_cannot_be_made_ends_alone(monkeypatch, whole):
         return judged(self, token, count, transcript)
 
     monkeypatch.setattr(StopRules, "judge", judge)
-    while llm.step():
-        pass
+    drain(llm)
     first, victim, last = (llm.take(rid) for rid in rids)
     assert [first.text, last.text] == [whole[0], whole[2]]
     assert "ValueError: no such piece" in victim.finish.message
@@ -133,8 +130,7 @@ def test_isolated_requests_share_no_step_and_newcomers_do(monkeypatch, whole, ve
     while llm.loop.scheduler.isolated:
         llm.step()
     monkeypatch.undo()
-    while llm.step():
-        pass
+    drain(llm)
     assert [llm.take(rid).text for rid in (*rids, *others)] == [*whole[:2], *whole]
     assert shared[1] > 0 and shared[3] > 0
     at_rest(llm)
@@ -180,8 +176,7 @@ def test_a_failed_turn_leaves_its_computed_kv_to_its_session(monkeypatch, versio
     first = llm.generate([PROMPTS[0]], PARAMS, session)[0]
     rid = llm.add(PROMPTS[1], PARAMS, session)
     plant(monkeypatch, llm, place, RuntimeError("bad"), victim=rid, tokens=9)
-    while llm.step():
-        pass
+    drain(llm)
     monkeypatch.undo()
     failed = llm.take(rid)
     assert failed.finish.reason == "error" and len(failed.output_ids) >= 9

@@ -15,7 +15,7 @@ from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.device.grammar_masks import RequestMatcher
 from specmatrix.errors import EngineError
 from tests.support.engines import engine
-from tests.support.failing_steps import MOMENTS, at_rest, plant, start_engine
+from tests.support.failing_steps import MOMENTS, at_rest, drain, plant, start_engine
 from tests.support.grammars import decoded
 
 TEXT = "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:"
@@ -200,8 +200,7 @@ def test_a_turn_that_replaces_a_running_one_begins_its_own_grammar(version):
     llm = engine("EAGLE3", 1, spec_version=version, max_running_requests=1)
     session = llm.open_session(10_000)
     first = llm.add(TEXT, SamplingParams(max_new_tokens=30, regex=" [A-Z][a-z]+"), SessionParams(session))
-    while llm.step():
-        pass
+    drain(llm)
     replaced = llm.add(OTHER, SamplingParams(max_new_tokens=60, regex="[0-9 ]+"), SessionParams(session, first))
     for _ in range(4):
         llm.step()
@@ -218,8 +217,7 @@ def test_a_step_that_is_run_again_masks_as_it_did(monkeypatch, place, version):
     rids = [llm.add(TEXT, one) for one in params]
     tokens = 0 if place == "admission of rows" else 6
     failed = plant(monkeypatch, llm, place, RuntimeError("once"), victim=rids[0], times=1, tokens=tokens)
-    while llm.step():
-        pass
+    drain(llm)
     assert [llm.take(rid).output_ids for rid in rids] == whole and failed
     at_rest(llm)
 

@@ -10,7 +10,7 @@ from specmatrix.engine import interrupts as interrupts_module
 from specmatrix.engine.core.schedule.request import Finish
 from specmatrix.engine.interrupts import Interrupts
 from specmatrix.errors import EngineError
-from tests.support.failing_steps import MOMENTS, PARAMS, PROMPTS, VERSIONS, at_rest, plant, start_engine
+from tests.support.failing_steps import MOMENTS, PARAMS, PROMPTS, VERSIONS, at_rest, drain, plant, start_engine
 
 pytestmark = pytest.mark.usefixtures("interruptible")
 
@@ -22,14 +22,12 @@ def test_an_interrupt_leaves_nothing_in_flight_and_the_requests_go_on(monkeypatc
     tokens = 0 if place == "admission of rows" else 7
     plant(monkeypatch, llm, place, KeyboardInterrupt(), victim=rids[1], times=1, tokens=tokens)
     with pytest.raises(KeyboardInterrupt):
-        while llm.step():
-            pass
+        drain(llm)
     scheduler = llm.loop.scheduler
     assert not llm.loop.pending and not scheduler.active and len(scheduler.waiting) == 3
     scheduler.check()
     assert not scheduler.ledger.accounts
-    while llm.step():
-        pass
+    drain(llm)
     assert [llm.take(rid).text for rid in rids] == whole
     assert llm.health == "ok"
     at_rest(llm)
@@ -160,8 +158,7 @@ def test_a_signal_that_came_before_the_call_changes_nothing(monkeypatch, whole):
     with pytest.raises(KeyboardInterrupt):
         llm.step()
     monkeypatch.undo()
-    while llm.step():
-        pass
+    drain(llm)
     assert llm.take(rid).text == whole[0] and llm.health == "ok"
     at_rest(llm)
 
@@ -195,8 +192,7 @@ def test_calls_from_within_a_step_wait_or_are_refused(monkeypatch, whole, versio
         return real(*args)
 
     monkeypatch.setattr(ledger, "launch", within)
-    while llm.step():
-        pass
+    drain(llm)
     assert done == [True] and llm.take(aborted).finish == Finish("abort")
     assert llm.take(kept).text == whole[0] and llm.health == "ok"
     at_rest(llm)
@@ -210,8 +206,7 @@ def test_a_stream_that_is_interrupted_aborts_its_request(monkeypatch, whole):
     plant(monkeypatch, llm, "target", KeyboardInterrupt(), times=1)
     with pytest.raises(KeyboardInterrupt):
         text += "".join(stream)
-    while llm.step():
-        pass
+    drain(llm)
     assert set(llm.loop.scheduler.requests) == {other} and whole[0].startswith(text)
     assert llm.take(other).text == whole[1]
     at_rest(llm)

@@ -10,7 +10,7 @@ import pytest
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.schedule.request import Finish, Phase, SamplingParams
 from specmatrix.errors import EngineError, RequestError
-from tests.support.failing_steps import PARAMS, PROMPTS, VERSIONS, at_rest, start_engine
+from tests.support.failing_steps import PARAMS, PROMPTS, VERSIONS, at_rest, drain, start_engine
 
 
 def inside_another_thread(monkeypatch, llm: LLM):
@@ -56,8 +56,7 @@ def test_a_second_thread_is_refused_and_may_abort(monkeypatch, whole):
     thread.join(60)
     assert found[0].text == whole[0] and whole[2].startswith(said)
     assert llm.take(waiting).finish == Finish("abort")
-    while llm.step():
-        pass
+    drain(llm)
     at_rest(llm)
 
 
@@ -69,8 +68,7 @@ def test_streams_steps_and_generate_interleave(whole, version):
     other = llm.add(PROMPTS[2], PARAMS)
     assert llm.generate([PROMPTS[2]], PARAMS)[0].text == whole[2]
     texts[0] += next(streams[0])
-    while llm.step():
-        pass
+    drain(llm)
     texts = [text + "".join(stream) for text, stream in zip(texts, streams, strict=True)]
     assert texts == whole[:2] and llm.take(other).text == whole[2]
     at_rest(llm)
@@ -81,8 +79,7 @@ def test_generate_ends_with_its_own_requests(whole):
     long = llm.add(PROMPTS[1], SamplingParams(max_new_tokens=120, ignore_eos=True))
     assert llm.generate([PROMPTS[0]], PARAMS)[0].text == whole[0]
     assert len(llm.request(long).output) < 120
-    while llm.step():
-        pass
+    drain(llm)
     assert len(llm.take(long).output_ids) == 120
     at_rest(llm)
 
@@ -92,8 +89,7 @@ def test_what_a_stream_owns_cannot_be_taken(whole):
     stream = llm.stream(PROMPTS[0], PARAMS)
     text = next(stream)
     (rid,) = llm.loop.scheduler.requests
-    while llm.step():
-        pass
+    drain(llm)
     assert llm.request(rid).phase is Phase.DONE
     with pytest.raises(RequestError, match=f"^request {rid} belongs to a stream or generate call, which returns"):
         llm.take(rid)
@@ -113,6 +109,5 @@ def test_a_stream_dropped_by_a_second_thread_leaves_its_request_to_the_first(mon
     assert len(llm.loop.scheduler.requests) == 2
     leave.set()
     thread.join(60)
-    while llm.step():
-        pass
+    drain(llm)
     at_rest(llm)
