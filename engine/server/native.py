@@ -231,7 +231,7 @@ def native_router(engine: EngineThread, model: str) -> APIRouter:
                 yield event(shown | place)
         yield DONE
 
-    @router.post("/generate", response_model=None, openapi_extra=takes(GenerateBody))
+    @router.post("/generate", response_model=None, responses=responses.STREAMED, openapi_extra=takes(GenerateBody))
     async def generate(http: Request) -> Response:
         """Complete a prompt or a batch of prompts."""
         body = await read(http, GenerateBody)

@@ -227,7 +227,7 @@ def openai_router(engine: EngineThread, model: str, template: ChatTemplate) -> A
         if name != model:
             raise Refused(404, f"model {shown(name)} is not served; allowed: {shown(model)}")
 
-    @router.post("/completions", response_model=None, openapi_extra=takes(CompletionBody))
+    @router.post("/completions", response_model=None, responses=responses.STREAMED, openapi_extra=takes(CompletionBody))
     async def completions(http: Request) -> Response:
         """Complete prompts."""
         body = await read(http, CompletionBody)
@@ -241,7 +241,7 @@ def openai_router(engine: EngineThread, model: str, template: ChatTemplate) -> A
         answering = Answering(engine, body, model, chat=False, scored=body.logprobs, echo=body.echo)
         return await answering.respond(http, prompts, 16 if body.max_tokens is None else body.max_tokens)
 
-    @router.post("/chat/completions", response_model=None, openapi_extra=takes(ChatBody))
+    @router.post("/chat/completions", response_model=None, responses=responses.STREAMED, openapi_extra=takes(ChatBody))
     async def chat_completions(http: Request) -> Response:
         """Answer a chat with the checkpoint's own template."""
         body = await read(http, ChatBody)

@@ -50,6 +50,10 @@ async def _disconnect(http: Request) -> None:
         pass
 
 
+# OpenAPI description of what an EventStream sends.
+STREAMED: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {"text/event-stream": {}}}}
+
+
 class EventStream(StreamingResponse):
     """Server-sent events of requests; when the response ends for any reason, requests that still run are aborted."""
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 from specmatrix.errors import ConfigError, text_of
 from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, Journal, JournalEntry, SubjectRequest
 from specmatrix.matrix.subjects.stepped import SentAsk, SteppedEngine
-from specmatrix.matrix.subjects.vllm.latent import WIDE, widen
+from specmatrix.matrix.subjects.vllm.widen import WIDE, widen
 from specmatrix.matrix.zoo.registry import resolve_path
 
 CALLS: Final = ("start_request", "add_active_response", "speculate", "stop_request")

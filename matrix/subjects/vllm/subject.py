@@ -10,7 +10,7 @@ from specmatrix.matrix.subjects.environment import SUFFIX, VLLM, InEnvironment
 from specmatrix.matrix.subjects.limits import AUTO_DEPTHS, AxisLimit, chain_depth, chains_only, declared, obstacle
 from specmatrix.matrix.subjects.profiles import profile_of
 from specmatrix.matrix.subjects.protocol import Capability, EngineCommand, RunningEngine, SubjectRequest, Unsupported
-from specmatrix.matrix.subjects.vllm.latent import WIDE
+from specmatrix.matrix.subjects.vllm.widen import WIDE
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.requirements import LATE
 

@@ -27,8 +27,8 @@ from specmatrix.matrix.subjects.engine_process import EngineFailed, EngineProces
 from specmatrix.matrix.subjects.environment import VLLM
 from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, Run, Unsupported
 from specmatrix.matrix.subjects.vllm.engine import CALLS, LookupLog, Running, VllmEngine, agree, count_preemptions
-from specmatrix.matrix.subjects.vllm.mla import widen
 from specmatrix.matrix.subjects.vllm.subject import BLOCKS, SuffixSubject, VllmSubject
+from specmatrix.matrix.subjects.vllm.widen import widen
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.stored_oracle import oracle_of

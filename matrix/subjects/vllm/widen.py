@@ -1,8 +1,6 @@
-"""Writes a checkpoint in the sizes that vLLM's CPU kernels take, as the same function: here latent attention. Runs in
-vLLM's environment, where this package's dependencies are not installed.
-
-Hybrids with heads of the size that vLLM's CPU kernel takes, and drafts with as many heads as vLLM takes. Runs in
-vLLM's environment, where this package's dependencies are not installed.
+"""Writes a checkpoint in the sizes that vLLM's CPU kernels take, as the same function: latent attention (MLA), heads of
+hybrids, and drafts with as many heads as vLLM takes. Runs in vLLM's environment, where this package's dependencies are
+not installed.
 """
 
 from __future__ import annotations
