@@ -281,12 +281,12 @@ def test_a_dead_rank_is_lost_with_its_log(group: RankGroup):
 
 @pytest.mark.nightly
 def test_a_rank_that_hangs_is_lost_with_where_it_was(group: RankGroup):
-    group.patience = 1.5
+    group.patience = 6.0
     begun = time.monotonic()
     with pytest.raises(RankLost) as caught:
         group.call(hang_after_a_compilation)
-    assert time.monotonic() - begun < 10
-    assert str(caught.value).startswith("rank 1 of 2 was silent for 1.5 s\nlog of rank 1:\n")
+    assert time.monotonic() - begun < 40
+    assert str(caught.value).startswith("rank 1 of 2 was silent for 6 s\nlog of rank 1:\n")
     assert "in hang" in str(caught.value), "the traceback of the rank that hangs"
 
 
