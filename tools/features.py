@@ -48,7 +48,7 @@ class Engine(NamedTuple):
             cells = read(own_lock_file(self.subject)).upto("pr")
             return {cell: {rule.gate: rule.issue for fits, rule in chosen if fits(cell)} for cell in cells}
         gates = load(*(REPORTS / name for name in self.reports)).gates
-        red = {text: set(part["gate"][part["verdict"] != "PASS"]) for text, part in gates.groupby("id")}
+        red = {text: sorted(part["gate"][part["verdict"] != "PASS"]) for text, part in gates.groupby("id")}
         return {
             (cell := Cell.from_id(text)): dict.fromkeys(names, "")
             | {rule.gate: rule.issue for fits, rule in chosen if rule.gate in names and fits(cell)}
