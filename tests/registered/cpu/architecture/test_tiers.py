@@ -44,6 +44,12 @@ def too_wide(tier: str, text: str) -> int | None:
     return most if most > GPUS[tier] and (GPUS[tier] or "MatrixCells(tier=" in text) else None
 
 
+def test_no_nightly_file_is_marked_so():
+    """The nightly workflow runs the folder by its name, without the marked tests."""
+    files = (TESTS / "registered" / "cpu" / "nightly").glob("test_*.py")
+    assert [path.name for path in files if "mark.nightly" in path.read_text(encoding="utf-8")] == []
+
+
 def test_every_test_file_is_in_the_folder_of_a_tier():
     assert [path for path in TESTS.rglob("test_*.py") if tier_of(path) is None] == []
 

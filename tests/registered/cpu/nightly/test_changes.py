@@ -13,8 +13,6 @@ from tools.mutants import judging
 from tools.mutants.judging import Judge, Outcome
 from tools.mutants.mutations import mutations
 
-pytestmark = pytest.mark.nightly
-
 RED = "eagle3.s3.k4.n8.v2.mixed_lengths"
 SELECTED = "algorithm in (eagle3, none) and adaptive=off and tp=1 and batch in (mixed_lengths, pair)"
 

@@ -13,8 +13,6 @@ from specmatrix.reports.schema import ShardRecord
 from specmatrix.reports.store import load
 from tests.support.made_reports import write_report
 
-pytestmark = pytest.mark.nightly
-
 
 @pytest.fixture
 def script(tmp_path):

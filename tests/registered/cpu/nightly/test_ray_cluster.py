@@ -32,7 +32,6 @@ from tests.support import scripted_tasks
 from tests.support.ray_clusters import cluster_of, doomed, options, told
 
 pytestmark = [
-    pytest.mark.nightly,
     # Ray leaves the log files of the nodes that it starts open.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

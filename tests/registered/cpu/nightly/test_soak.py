@@ -69,7 +69,6 @@ def soaked(
     return found, history, texts
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_thousand_requests_leave_nothing_and_cost_what_they_need(cell):
     found, served, texts = soaked(cell, rounds=10, count=100)
@@ -81,7 +80,6 @@ def test_a_thousand_requests_leave_nothing_and_cost_what_they_need(cell):
     assert sum(length > 1 for one in served for length in one.rounds) > 1000
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(("cell", "drafter"), CELLS.items())
 def test_drafts_that_get_worse_with_an_engines_age_are_found(monkeypatch, cell, drafter):
     propose, rounds = drafter.propose, []

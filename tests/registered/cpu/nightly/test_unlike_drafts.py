@@ -126,7 +126,6 @@ def per_round(run: Run) -> float:
     return sum(lengths) / len(lengths)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("cell", "kind"),
     [(cell, kind) for cell in CELLS for kind in (garbage, in_bf16)] + [(cell, of_few_positions) for cell in CELLS[:-1]],

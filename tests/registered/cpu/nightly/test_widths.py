@@ -85,7 +85,6 @@ def faults(found: Sequence[tuple[PreparedCell, Run, Run]]) -> list[str]:
     ]
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.cell}-width-{shape.nodes}")
 def test_odd_widths_over_several_workloads(shape: Shape):
     found = served(shape)
@@ -100,7 +99,6 @@ def test_odd_widths_over_several_workloads(shape: Shape):
     assert texts[0] == texts[1], "the first workload is the same after others"
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=lambda shape: f"width-{shape.nodes}")
 def test_the_tail_of_a_chunked_prompt_is_as_long_as_a_round_is_wide(shape: Shape):
     lengths = [len(prompt_ids(request)) for request in prepare(Cell.from_id(shape.cell)).requests]
