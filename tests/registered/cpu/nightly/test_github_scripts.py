@@ -54,7 +54,7 @@ def test_a_lost_shard_fails_the_review_with_its_number(script, tmp_path):
     shutil.rmtree(tmp_path / "shards" / "specmatrix-shard-cpu-2-of-2")
     done = script("review.sh", TIERS="cpu", SHARDS="2", LINK="https://example.org/1")
     assert done.returncode == 1 and "shard 2/2 is missing" in done.stderr
-    assert "cpu: red, no report: out/whole/cpu has no report.jsonl" in done.stdout
+    assert "cpu: red, no report: cannot read out/whole/cpu/report.jsonl: No such file or directory" in done.stdout
 
 
 def test_a_tier_without_a_report_is_red_beside_a_green_one_also_where_it_is_rendered_again(script, tmp_path):
