@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from specmatrix.engine.device.collectives import Ranks
+from specmatrix.engine.models import layers
 from specmatrix.engine.models.layers import FUSED_ROWS, Norm
 from specmatrix.engine.models.loader import load_target
 from specmatrix.kernels.backend import check_interpreter, interpreted
-from specmatrix.kernels.fused_linear import MAX_ROWS
+from specmatrix.kernels.fused_linear import MAX_ROWS, fused_linear
 from specmatrix.matrix.zoo.registry import resolve_path
 
 check_interpreter()
@@ -38,10 +39,13 @@ def test_fused_projections_are_the_projections(name, paged, monkeypatch):
         assert not fused(some[: FUSED_ROWS + 1]) and not fused(some, MAX_ROWS)
     monkeypatch.setattr(model.norm, "uses_fused_linear", lambda *_: False)
     expected, wanted = outputs(model, paged)
-    for form in (fused, lambda _, most=FUSED_ROWS: most == MAX_ROWS):  # as it is, and gates alone
+    ran = set[bool]()
+    monkeypatch.setattr(layers, "fused_linear", lambda *given: (ran.add(given[3].gated), fused_linear(*given))[1])
+    for form, kinds in ((fused, {True, False}), (lambda _, most=FUSED_ROWS: most == MAX_ROWS, {True})):
+        ran.clear()
         monkeypatch.setattr(model.norm, "uses_fused_linear", form)
         logits, cache = outputs(model, paged)
-        assert not torch.equal(logits, expected)
+        assert ran == kinds
         assert (logits - expected).abs().max() < 0.02 * expected.abs().max()
         assert (cache - wanted).abs().max() < 0.02 * wanted.abs().max()
 
