@@ -18,13 +18,16 @@ from transformers import AutoModelForCausalLM
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.engine.models.config import TARGET_ARCHITECTURES
+from specmatrix.engine.models.draft_config import DRAFT_ARCHITECTURES
 from specmatrix.errors import ConfigError
 from tests.support.mutated_json import TOKENS, VALUES, with_other_value
 
 MUTATIONS = 1500
 # One in so many is tried with every change.
 SAMPLE = 9
-MAX_TEXT = 500
+# The longest sentence quotes 200 characters of a file and lists all architectures.
+MAX_TEXT = 300 + len(", ".join(TARGET_ARCHITECTURES + DRAFT_ARCHITECTURES))
 # Nats below which two libraries may choose either token.
 CLOSE = 1e-3
 SECONDS = 10

@@ -215,7 +215,7 @@ def test_turns_request_log_probabilities_in_three_ways_and_later_ones_of_mixed_s
     none, own, best = (False, 0), (True, 0), (True, 3)
     # The second streaming session is closed while its third turn runs.
     streaming = [[none, own, best, none], [own, best, none]]
-    branching = [[none, own, best, none, own], [own, best, none, own, best]]
+    branching = [[none, own, best, none, own, best], [own, best, none, own, best, none]]
     assert list(by_session.values()) == (streaming if kind == "stream" else branching)
     mixed = [request for request in build.workload(Cell.from_id(f"none.pair.{kind}.mixed"), 0) if not request.refused]
     assert all(request.ruled is request.logprobs is True for request in mixed if request.session.follows)
