@@ -29,15 +29,13 @@ from specmatrix.engine.device.grammar_masks import GrammarMasks
 from specmatrix.engine.device.kv_groups import KVGroups
 from specmatrix.engine.device.logit_rules import LogitRules, NodeContext, without_unlikely
 from specmatrix.engine.device.relay import DraftState, Relay
-from specmatrix.engine.device.sampling import SamplingRows, chosen_logprobs, pick, top_logprobs
+from specmatrix.engine.device.sampling import SamplingRows, chosen_logprobs, largest, pick, top_logprobs
 from specmatrix.engine.device.staging import Staged, StagingRing, StepOutput, integers
 from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.spec.drafter import AgreedDrafts, Drafter, DraftHooks, DraftTree, shared_chain, shift_left
 from specmatrix.engine.spec.guard import Guard
 from specmatrix.engine.spec.verify import verify
 from specmatrix.errors import EngineBug, KernelError, NotFiniteError
-from specmatrix.kernels.argmax import argmax
-from specmatrix.kernels.backend import on_triton
 
 # Number of prompt positions whose logits are computed at once for prompt log-probabilities.
 SCORED: Final = 256
@@ -263,9 +261,7 @@ def _padded(tokens: tuple[int, ...], width: int) -> list[int]:
 
 def _finite(logits: Tensor, lengths: Tensor | None = None) -> Tensor:
     """Whether a softmax of logits [B, W, V] is finite in a row's first `lengths` [B] columns -> bool [B]."""
-    # torch's maximum of few long rows takes several times as long as this kernel.
-    best = logits.gather(2, argmax(logits)[..., None])[..., 0] if on_triton(logits) else logits.amax(-1)
-    finite = best.isfinite()
+    finite = largest(logits).isfinite()
     return finite.all(1) if lengths is None else (finite | past(lengths, finite.shape[1])).all(1)
 
 

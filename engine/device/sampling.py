@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from specmatrix.kernels.argmax import argmax
+from specmatrix.kernels.backend import on_triton
 from specmatrix.kernels.sample import choose, draw, probabilities, uniform
 
-__all__ = ["SamplingRows", "chosen_logprobs", "drawn_drafts", "law_of", "pick", "stream", "top_logprobs", "uniform"]
+__all__ = [
+    "SamplingRows", "chosen_logprobs", "drawn_drafts", "largest", "law_of", "pick", "stream", "top_logprobs", "uniform",
+]  # fmt: skip
 
 # Keys of rejection sampling's independent random streams: draft noise, acceptance coins, and the residual draw. They
 # differ from each other and from the stream of `pick`.
@@ -42,6 +45,14 @@ def pick(logits: Tensor, emit_positions: Tensor | None, rows: SamplingRows | Non
         return argmax(logits)
     coins = uniform(rows.seed, emit_positions)
     return draw(logits, coins, rows.temperature, rows.top_k, rows.top_p, truncate)
+
+
+def largest(logits: Tensor) -> Tensor:
+    """The largest of logits [B, W, V] in each row -> [B, W]; NaN is larger than every number."""
+    if not on_triton(logits):
+        return logits.amax(-1)
+    # torch's maximum of few long rows takes several times as long as this kernel.
+    return logits.gather(2, argmax(logits)[..., None])[..., 0]
 
 
 def stream(which: int, seed: Tensor, start: Tensor, columns: Tensor) -> Tensor:

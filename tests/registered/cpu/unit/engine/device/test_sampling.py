@@ -6,7 +6,10 @@ import pytest
 import torch
 from scipy.stats import chisquare, kstest
 
-from specmatrix.engine.device.sampling import SamplingRows, chosen_logprobs, pick, top_logprobs, uniform
+from specmatrix.engine.device.sampling import SamplingRows, chosen_logprobs, largest, pick, top_logprobs, uniform
+from specmatrix.kernels.backend import check_interpreter, interpreted
+
+check_interpreter()
 
 GOLDEN = ["0.652448486374", "0.701212109522", "0.368189515652", "0.020877712128"]
 
@@ -14,6 +17,16 @@ GOLDEN = ["0.652448486374", "0.701212109522", "0.368189515652", "0.020877712128"
 def rows(*given: tuple[float, int, float, int]) -> SamplingRows:
     t, k, p, s = zip(*given, strict=True)
     return SamplingRows(torch.tensor(t), torch.tensor(k), torch.tensor(p), torch.tensor(s))
+
+
+def test_the_largest_logit_is_that_of_torch_on_a_gpu_too():
+    logits = torch.randn(2, 3, 5000, generator=torch.Generator().manual_seed(0))
+    logits[0, 1, 4800], logits[0, 2, 7] = float("nan"), float("inf")
+    logits[1, 0], logits[1, 1, 9] = float("-inf"), float("-inf")
+    with interpreted():
+        found = largest(logits)
+    torch.testing.assert_close(found, logits.amax(-1), rtol=0, atol=0, equal_nan=True)
+    assert found.isfinite().tolist() == [[True, False, False], [False, True, True]]
 
 
 def test_coins_are_fixed():
