@@ -1,4 +1,4 @@
-"""Reproduces llama.cpp findings of docs/findings.md with a tiny model of random weights:
+"""Reproduces llama.cpp findings of docs/findings.md with tiny models of made-up weights:
 
     python docs/findings/in_llamacpp.py SERVER [NAME ...]
 
@@ -25,18 +25,19 @@ import numpy as np
 
 VOCABULARY: Final = 64
 WIDTH: Final = 64
-LAYERS: Final = 2
 HEADS: Final = 2
+MATRICES: Final = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+DRAFTS: Final = ("eagle3", "dflash")
 PROMPT: Final = [7, 3, 9, 4] * 4
 
 
-def model() -> str:
-    """The path of a new Llama whose tokens are words."""
-    path = f"{tempfile.mkdtemp()}/random.gguf"
-    writer, draw = gguf.GGUFWriter(path, "llama"), np.random.default_rng(0)
+def written(kind: str, tensors: dict[str, Any], layers: int, extra: dict[str, int | list[int]]) -> str:
+    """The path of a new checkpoint whose tokens are words. extra: what only this kind of model has."""
+    path = f"{tempfile.mkdtemp()}/{kind}.gguf"
+    writer = gguf.GGUFWriter(path, kind)
     writer.add_context_length(4096)
     writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
+    writer.add_block_count(layers)
     writer.add_feed_forward_length(WIDTH)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(HEADS)
@@ -48,20 +49,59 @@ def model() -> str:
     writer.add_token_merges(["w 1"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
-    square, norm = (WIDTH, WIDTH), np.ones(WIDTH, np.float32)
-    for name in ("token_embd", "output"):
-        writer.add_tensor(f"{name}.weight", draw.normal(0, 0.3, (VOCABULARY, WIDTH)).astype(np.float32))
-    writer.add_tensor("output_norm.weight", norm)
-    for layer in range(LAYERS):
-        for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
-            writer.add_tensor(f"blk.{layer}.{name}.weight", draw.normal(0, 0.3, square).astype(np.float32))
-        for name in ("attn_norm", "ffn_norm"):
-            writer.add_tensor(f"blk.{layer}.{name}.weight", norm)
+    for name, value in extra.items():
+        (writer.add_array if isinstance(value, list) else writer.add_uint32)(name, value)
+    for name, tensor in tensors.items():
+        writer.add_tensor(f"{name}.weight", tensor.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def block(layer: int, **weights: np.ndarray) -> dict[str, Any]:
+    """A layer's tensors: norms of ones, and zeros for matrices that are not given."""
+    norms = dict.fromkeys(("attn_norm", "ffn_norm"), np.ones(WIDTH))
+    found = dict.fromkeys(MATRICES, np.zeros((WIDTH, WIDTH))) | norms | weights
+    return {f"blk.{layer}.{name}": weight for name, weight in found.items()}
+
+
+def model() -> str:
+    """The path of a new Llama of random weights."""
+    draw = np.random.default_rng(0)
+    ends = {name: draw.normal(0, 0.3, (VOCABULARY, WIDTH)) for name in ("token_embd", "output")}
+    tensors = ends | {"output_norm": np.ones(WIDTH)}
+    for layer in range(2):
+        tensors |= block(layer, **{name: draw.normal(0, 0.3, (WIDTH, WIDTH)) for name in MATRICES})
+    return written("llama", tensors, 2, {})
+
+
+def copying(kind: str) -> tuple[str, str]:
+    """The paths of a Llama that repeats the last token, and of its draft of a kind, which drafts that token always."""
+    ends = np.random.default_rng(0).normal(0, 1, (VOCABULARY, WIDTH))
+    ones, same, rest = np.ones(WIDTH), np.eye(WIDTH), np.zeros((WIDTH, 2 * WIDTH))
+    tensors = {"token_embd": ends, "output": ends, "output_norm": ones}
+    target = written("llama", tensors | block(0) | block(1) | block(2) | block(3), 4, {})
+    # What a draft reads of the target are inputs of its layers, of which the first is the token's embedding.
+    tensors = {"fc": np.hstack((same, rest)), "output_norm": ones}
+    extra: dict[str, int | list[int]] = {f"{kind}.target_layers": [1, 2, 3]}
+    if kind == "eagle3":
+        wide = {name: np.zeros((WIDTH, 2 * WIDTH)) for name in ("attn_q", "attn_k", "attn_v")}
+        tensors |= block(0, **wide, attn_norm_2=ones)
+        extra |= {f"{kind}.target_hidden_size": WIDTH}
+    else:
+        norms = {name: np.ones(WIDTH // HEADS) for name in ("attn_q_norm", "attn_k_norm")}
+        tensors |= {"enc.output_norm": ones} | block(0, attn_v=same, attn_output=4 * same, **norms)
+        extra |= {f"{kind}.block_size": 4, "tokenizer.ggml.mask_token_id": VOCABULARY - 1}
+    return target, written(kind, tensors, 1, extra)
+
+
+def drafting(kind: str, *flags: str) -> list[str]:
+    """The flags of a server of a copying model with three drafts a round."""
+    target, draft = copying(kind)
+    drafts = ["--spec-type", f"draft-{kind}", "--spec-draft-model", draft, "--spec-draft-n-max", "3"]
+    return ["-m", target, "-c", "8192", *drafts, "--spec-draft-p-min", "0", *flags]
 
 
 def answers(
@@ -158,11 +198,44 @@ def slot_restore_draft(server: str) -> tuple[str, str, bool]:
     return due, got, shown[0][0] == shown[1][0] and shown[0][1] == shown[0][2] and shown[1][1] < shown[1][2]
 
 
+def backend_sampling(server: str) -> tuple[str, str, bool]:
+    """Drafts of slots 0, 1, 6 and 7, which are two batches of as many rows; each copies its own token."""
+    bodies = [{"id_slot": slot, "prompt": [10 + slot] * 8, "n_predict": 60} for slot in (0, 1, 6, 7)]
+
+    def accepted(found: dict[str, Any] | str) -> tuple[int, int]:
+        times = {} if isinstance(found, str) else found["timings"]
+        return times.get("draft_n_accepted", 0), times.get("draft_n", 0)
+
+    whole, lost = (
+        {kind: [*map(accepted, answers(server, drafting(kind, "-np", "8", *flags), bodies))] for kind in DRAFTS}
+        for flags in (["--no-spec-draft-backend-sampling"], [])
+    )
+    due = all(some == every > 0 for row in whole.values() for some, every in row)
+    return f"accepted and drafted {whole}", str(lost), due and all(lost[kind] != whole[kind] for kind in DRAFTS)
+
+
+def eagle3_completions(server: str) -> tuple[str, str, bool]:
+    """Two completions of a prompt."""
+    failed, plain = (answers(server, drafting(kind, "-np", "2"), [{"n_cmpl": 2, "n_predict": 8}])[0] for kind in DRAFTS)
+    due, got = ("two completions" if isinstance(found, list) else str(found) for found in (plain, failed))
+    return due, got, isinstance(plain, list) and isinstance(failed, str)
+
+
+def dflash_ubatch(server: str) -> tuple[str, str, bool]:
+    """DFlash drafts of four slots, which exceed a physical batch of eight tokens."""
+    found = answers(server, drafting("dflash", "-np", "4", "-b", "64", "-ub", "8"), [{"n_predict": 60}] * 4)
+    failed = [one for one in found if isinstance(one, str)]
+    return "4 answers", f"{4 - len(failed)} answers{f', {failed[0]}' if failed else ''}", bool(failed)
+
+
 FINDINGS: Final[dict[str, Callable[[str], tuple[str, str, bool]]]] = {
     "draft-logprobs": draft_logprobs,
     "lookup-batch": lookup_batch,
     "held-back-at-the-limit": held_back_at_the_limit,
     "slot-restore-draft": slot_restore_draft,
+    "dflash-ubatch": dflash_ubatch,
+    "eagle3-backend-sampling": backend_sampling,
+    "eagle3-completions": eagle3_completions,
 }
 
 
