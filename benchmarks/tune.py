@@ -1,14 +1,13 @@
 """`specmatrix bench tune`: searches the tiles of `fused_linear` for this GPU and writes them to their table.
 
 A tile is timed where it works: in a forward of a few layers with attention, as a CUDA graph, because neighbouring
-kernels overlap. Tiles are drawn at random once and compiled by several processes; then each projection in turn takes
-the fastest, with the other projections at theirs.
+kernels overlap. Tiles are compiled by several processes; then each projection in turn takes the fastest, with the other
+projections at theirs.
 """
 
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -28,12 +27,16 @@ from specmatrix.benchmarks.steady import PAIRS, Bench, freed
 from specmatrix.engine.models.layers import FUSED_ROWS
 from specmatrix.errors import ConfigError
 from specmatrix.kernels.fused_linear import PART, Fusion, NextNorm, fused_linear, tiles
-from specmatrix.kernels.fused_linear.tiles import MAX_TILES, MEMORY, LinearTile, Projection
+from specmatrix.kernels.fused_linear.tiles import MEMORY, LinearTile, Projection
 
 LAYERS: Final = 4
 # Requests whose steps need a tile of each number of rows.
 BATCHES: Final = {16: 1, 32: 32, 64: 64, 128: 128}
-TRIES: Final = 32
+# Programs of a kernel on one multiprocessor, at most.
+MAX_SHARE: Final = 3
+STAGES: Final = range(12, 1, -1)
+# Shared memory that the driver takes per program, in bytes.
+RESERVED: Final = 1024
 # A tile is taken if the forward is faster by this factor.
 GAIN: Final = 0.997
 TURNS: Final = 3
@@ -71,8 +74,8 @@ def measure() -> Iterator[Metric]:
                     if min(found.figures) < 1:
                         table.clear()
                         table.update(before)
+                    tiles.write(tiles.TILES)
                     yield found
-            tiles.write(tiles.TILES)
 
 
 def projections(shape: LlamaShape, rows: int) -> list[Projection]:
@@ -89,21 +92,21 @@ def projections(shape: LlamaShape, rows: int) -> list[Projection]:
     ]
 
 
-def drawn(one: Projection, known: Sequence[LinearTile]) -> list[LinearTile]:
-    """The known tiles, and others that fit, drawn from a seed of the projection."""
+def candidates(one: Projection, known: Sequence[LinearTile], processors: int) -> list[LinearTile]:
+    """The known tiles, and those of which each of `processors` multiprocessors holds its share of the programs and no
+    more, with the most stages. If more fitted, programs that start early would crowd onto the multiprocessors that are
+    free by then."""
     gated = one.what == "gate_up"
-    every = product((32, 64, 128), (64, 128, 256), (1,) if gated else (1, 2, 4, 8), (4, 8), range(3, 13), (False, True))
-    fitting = [each for given in every if _fits(each := LinearTile(one.rows, *given), one)]
-    return list(dict.fromkeys([*known, *random.Random(one.key).sample(fitting, min(TRIES, len(fitting)))]))
-
-
-def _fits(found: LinearTile, one: Projection) -> bool:
-    count = -(-one.columns // found.columns)
-    return (
-        found.memory(one.what == "gate_up", early=True) <= MEMORY[True]
-        and count * found.ranges >= tiles.PROGRAMS // 2
-        and (found.ranges == 1 or (count <= MAX_TILES and one.depth >= found.ranges * tiles.MIN_RANGE // 2))
-    )
+    every = product((32, 64, 128), (64, 128, 256), (1,) if gated else (1, 2, 4, 8), (4, 8), (False, True))
+    found, most = [], MEMORY[True] + RESERVED
+    for columns, depth, ranges, warps, late in every:
+        count = -(-one.columns // columns)
+        share = -(-count * ranges // processors)
+        if 2 * count * ranges < processors or share > MAX_SHARE or 2 * one.depth < ranges * tiles.MIN_RANGE:
+            continue
+        staged = (LinearTile(one.rows, columns, depth, ranges, warps, stages, late) for stages in STAGES)
+        found += [each for each in staged if most // (each.memory(gated, early=True) + RESERVED) == share][:1]
+    return list(dict.fromkeys([*known, *found]))
 
 
 def _search(
@@ -112,10 +115,10 @@ def _search(
     """Put the fastest tile of a projection into the table."""
     best = table.get(one) or tiles.tile(one, card, early=True)
     others = [best, *(rows[one] for rows in tiles.TILES.values() if one in rows)]
-    candidates = drawn(one, others)
-    works = dict(zip(candidates, pool.map(partial(_compiles, one), candidates), strict=True))
+    tried = candidates(one, others, torch.cuda.get_device_properties(0).multi_processor_count)
+    works = dict(zip(tried, pool.map(partial(_compiles, one), tried), strict=True))
     fastest = _time(one, best, table, timed)
-    for each in candidates[1:]:
+    for each in tried[1:]:
         if not works[each] or _time(one, each, table, timed) >= GAIN * fastest:
             continue
         # The card's clock drifts, so both by turns.
