@@ -8,7 +8,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
-from specmatrix.ci.planner import Shard, ShardPlan, shard_plan
+from specmatrix.ci.planner import ShardPlan, shard_plan
 from specmatrix.errors import ConfigError, shown
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.cover.selection import chosen_cells, measured_seconds
@@ -18,8 +18,6 @@ from specmatrix.reports.wording import count, duration
 # Minutes of a job besides its cells, such as the installation, and how much slower than estimated a machine may be.
 GRACE_MINUTES: Final = 20
 SLACK: Final = 3
-# Minutes of installation assumed per job when a budget of GPU minutes is divided.
-INSTALL_SECONDS: Final = 300.0
 
 
 def plan(
@@ -28,23 +26,20 @@ def plan(
     stage: str = "pr",
     cells: list[str] | None = None,
     durations: Path | None = None,
-    max_gpu_minutes: int | None = None,
     matrix: str | None = None,
     json_: bool = False,
     _plugin: list[Path] | None = None,
 ) -> int:
     """Print a plan for each tier, those of hosts packed together: a line per shard, JSON or a job matrix. ConfigError
-    or ReportError on a bad option, or if the plan needs more than `max_gpu_minutes`."""
+    or ReportError on a bad option."""
     if matrix is not None and json_:
         raise ConfigError("--matrix prints JSON itself; give it without --json")
     plans = {
         name: shard_plan(chosen_cells(name, stage, cells, None), measured_seconds(durations, name), shards, gpus)
         for name, gpus in _tiers(tier).items()
     }
-    if max_gpu_minutes is not None:
-        check_budget(plans, max_gpu_minutes)
     if matrix is not None:
-        print(json.dumps({"include": job_matrix(plans, read_runners(matrix), max_gpu_minutes)}))
+        print(json.dumps({"include": job_matrix(plans, read_runners(matrix))}))
         return 0
     lines = [
         f"{name} {shard.host}: {count(sum(len(group.cells) for group in shard.groups), 'cell')}, "
@@ -64,16 +59,6 @@ def _tiers(text: str) -> dict[str, int]:
     return {name: find_tier(name).gpus for name in names}
 
 
-def check_budget(plans: Mapping[str, ShardPlan], most: int) -> None:
-    """ConfigError if the plans need more GPU minutes than `most`, by their estimates."""
-    needed = sum(made.gpus * shard.seconds for made in plans.values() for shard in made.shards) / 60
-    if needed > most:
-        raise ConfigError(
-            f"the plan needs about {needed:.1f} GPU minutes with one worker, and --max-gpu-minutes is {most}; choose a "
-            "smaller stage or fewer cells, or raise it"
-        )
-
-
 def read_runners(text: str) -> dict[str, str]:
     """The runner of each tier, from `cpu=LABEL,gpu1=LABEL`. ConfigError on anything else."""
     pairs = [part.strip().partition("=") for part in text.split(",")]
@@ -82,32 +67,16 @@ def read_runners(text: str) -> dict[str, str]:
     return {tier: label for tier, _, label in pairs if label}
 
 
-def job_matrix(
-    plans: Mapping[str, ShardPlan], runners: Mapping[str, str], max_gpu_minutes: int | None
-) -> list[dict[str, Any]]:
-    """A job per shard, with the minutes after which it is ended: generous on CPUs, on GPUs its part of the budget.
-    ConfigError for a tier without a runner, and if a part is shorter than its cells."""
+def job_matrix(plans: Mapping[str, ShardPlan], runners: Mapping[str, str]) -> list[dict[str, Any]]:
+    """A job per shard, with the minutes after which it is ended. ConfigError for a tier without a runner."""
     for tier in plans:
         if tier not in runners:
             raise ConfigError(f"--matrix has no runner for tier {shown(tier)}; it has {', '.join(runners) or 'none'}")
-    needed = sum(made.gpus * (INSTALL_SECONDS + shard.seconds) for made in plans.values() for shard in made.shards)
-
-    def minutes(gpus: int, shard: Shard) -> int:
-        if not gpus or max_gpu_minutes is None:
-            return GRACE_MINUTES + ceil(SLACK * shard.seconds / 60)
-        part = int(max_gpu_minutes * (INSTALL_SECONDS + shard.seconds) / needed)
-        if part < 1 or 60 * part < shard.seconds:
-            raise ConfigError(
-                f"--max-gpu-minutes {max_gpu_minutes} leaves {count(part, 'minute')} for a job of {count(gpus, 'GPU')} "
-                f"whose cells take about {duration(shard.seconds)}; use fewer shards or tiers, or raise it"
-            )
-        return part
-
     return [
         {
             "tier": tier, "runner": runners[tier], "gpus": made.gpus,
             "shard": shard.host, "name": shard.host.replace("/", "-of-"),
-            "minutes": minutes(made.gpus, shard),
+            "minutes": GRACE_MINUTES + ceil(SLACK * shard.seconds / 60),
         }
         for tier, made in plans.items()
         for shard in made.shards

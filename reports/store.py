@@ -23,7 +23,6 @@ from typing import Any, Final, TypeAlias, cast
 import msgspec
 from msgspec.structs import replace
 
-from specmatrix.files import opened
 from specmatrix.plain_text import visible
 from specmatrix.reports import schema
 from specmatrix.reports.effective import EffectiveValues
@@ -350,7 +349,7 @@ def load(path: Path | str) -> Report:
             whole = f"; name {file / REPORT_FILE} to read the one before it" * (file / REPORT_FILE).exists()
             raise ReportError(f"{file} is of a run that did not finish{whole}")
         file = file / REPORT_FILE if file.is_dir() else file
-        with opened(file) as source:
+        with file.open("rb") as source:
             text = (GzipFile(fileobj=source) if source.peek(2)[:2] == b"\x1f\x8b" else source).read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:  # a device file or a small archive may yield endless data
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))

@@ -111,20 +111,6 @@ def misuse(error: typer.BadParameter) -> str:
     return error.format_message().rstrip(".?").replace(". Did you mean ", "; perhaps ")
 
 
-def repeated_option(command: TyperCommand | TyperGroup, words: Sequence[str]) -> str:
-    """The first single-value option that occurs twice in a command's arguments, "" if none does.
-
-    The parser would silently keep only the last value.
-    """
-    context = typer.Context(command, **command.context_settings)
-    try:
-        given = command.make_parser(context).parse_args(list(words))[2]
-    except UsageError:
-        return ""  # the command itself will report the error
-    single = [one for one in given if isinstance(one, TyperOption) and not (one.multiple or one.is_flag)]
-    return next((one.opts[0] for place, one in enumerate(single) if one in single[:place]), "")
-
-
 HELPED: Final[Mapping[str, Any]] = {"help_option_names": ["-h", "--help"]}
 
 
@@ -283,11 +269,6 @@ def main(words: Sequence[str] | None = None) -> int:
         given.append("--help")
     try:
         with stoppable():
-            command: Any = command_line()
-            for name in path:
-                command = command.commands[name]
-            if twice := repeated_option(command, given[len(path) :]):
-                return wrong(f"{twice} is given twice; give it once")
             status = command_line()(args=given, prog_name="specmatrix", standalone_mode=False)
         sys.stdout.flush()
     except (EngineError, ReportError) as error:

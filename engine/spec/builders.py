@@ -39,7 +39,7 @@ from specmatrix.engine.spec.drafter import Drafter, PlainDrafter
 from specmatrix.engine.spec.guard import read, restore
 from specmatrix.engine.spec.ngram import NgramDrafter, SuffixDrafter
 from specmatrix.errors import ConfigError, EngineError, described, is_interrupt, shown, text_of
-from specmatrix.files import MAX_BYTES, opened, read_text
+from specmatrix.files import MAX_BYTES, read_text
 from specmatrix.json_text import parse_json
 
 
@@ -70,7 +70,7 @@ def read_corpus(path: Path, tokenizer: Tokenizer, vocab_size: int, max_tokens: i
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
     try:
-        with opened(path) as file:
+        with path.open("rb") as file:
             # A device may never end its first line.
             for number, line in enumerate(iter(partial(file.readline, MAX_BYTES), b""), 1):
                 if len(line) == MAX_BYTES:

@@ -23,7 +23,6 @@ from rich.text import Text
 
 from specmatrix.child_process import ChildProcess
 from specmatrix.errors import ConfigError, shown, text_of
-from specmatrix.files import opened
 from specmatrix.matrix.cli.flags import flags_of
 from specmatrix.matrix.gates.registry import applied_gates
 from specmatrix.matrix.subjects import skeleton
@@ -106,7 +105,7 @@ def _parsed(words: list[str]) -> tuple[str, dict[str, str]]:
             "4 or 8"
         )
     with suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        opened(Path(names[0])).close()  # an unreadable file is the user's mistake, not a missing verdict
+        Path(names[0]).open("rb").close()  # an unreadable file is the user's mistake, not a missing verdict
     return names[0], asked
 
 

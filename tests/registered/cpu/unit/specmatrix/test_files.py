@@ -1,4 +1,4 @@
-"""Files that are none: pipes into which nobody writes, and devices."""
+"""Files that are none: pipes and devices."""
 
 import os
 from pathlib import Path
@@ -6,41 +6,13 @@ from threading import Thread
 
 import pytest
 
-from specmatrix import files
 from specmatrix.engine.spec.builders import corpus_file
 from specmatrix.errors import ConfigError
-from specmatrix.files import opened, read_bytes, read_text
+from specmatrix.files import read_text
 from specmatrix.matrix.zoo.registry import resolve_path
-from specmatrix.reports.compare import read_acknowledgements
 from specmatrix.reports.schema import ReportError
-from specmatrix.reports.store import ReportWriter, load
+from specmatrix.reports.store import ReportWriter
 from tests.support.made_reports import made_header
-
-SILENT = "it is a pipe, and nothing was written to it for 0.02 s"
-
-
-@pytest.fixture
-def fifo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(files, "PATIENCE", 0.02)
-    os.mkfifo(path := tmp_path / "fifo")
-    return path
-
-
-def test_a_pipe_without_a_writer_is_an_error(fifo: Path) -> None:
-    with pytest.raises(OSError, match=SILENT):
-        read_bytes(fifo)
-    with pytest.raises(ReportError, match=f"^cannot read {fifo}: {SILENT}$"):
-        load(fifo)
-    with pytest.raises(ReportError, match=f"^cannot read {fifo}: {SILENT}$"):
-        read_acknowledgements(fifo)
-
-
-def test_a_pipe_that_stays_silent_is_an_error(fifo: Path) -> None:
-    reader, writer = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK), os.open(fifo, os.O_WRONLY)
-    os.write(writer, b"[")
-    with pytest.raises(OSError, match=SILENT):
-        read_bytes(fifo)
-    os.close(reader), os.close(writer)
 
 
 def test_a_pipe_that_is_written_to_is_read_whole(tmp_path: Path) -> None:
@@ -50,12 +22,6 @@ def test_a_pipe_that_is_written_to_is_read_whole(tmp_path: Path) -> None:
     writer.start()
     assert read_text(path) == "x" * 300_000 + "é"
     writer.join()
-    read, write = os.pipe()
-    os.write(write, b"one\ntwo\n")
-    os.close(write)
-    with opened(Path(f"/dev/fd/{read}")) as file:
-        assert list(file) == [b"one\n", b"two\n"]
-    os.close(read)
 
 
 def test_a_report_is_not_written_into_a_pipe(tmp_path: Path) -> None:
