@@ -42,8 +42,6 @@ class GateNumbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     amounts: tuple[str, ...]
     faults: tuple[str, ...]
-    compared: str = ""
-    unit: str = ""
     shared: tuple[str, ...] = ()
 
 

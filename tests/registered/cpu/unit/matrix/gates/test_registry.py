@@ -3,9 +3,17 @@
 import pytest
 
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.cover.selection import select
+from specmatrix.matrix.gates.gate import FALSE_ALARMS
 from specmatrix.matrix.gates.registry import GATES, applied_gates
 from specmatrix.matrix.subjects.protocol import Capability, Profile
 
+# For each threshold that is a false-alarm probability, the number of tests that its gate makes in a cell.
+RANDOM = {
+    "distribution": {"alpha": 2, "joint_alpha": 1},
+    "rejection": {"alpha": 1},
+    "accuracy": {"alpha": 2, "collapse": 1},
+}
 TOKENS = frozenset({Capability.TOKEN_IDS, Capability.LOGPROBS})
 
 
@@ -51,3 +59,15 @@ def test_texts_are_compared_where_there_are_no_token_ids():
     assert gates.keys() == {"claimed_capabilities", "text", "grammar"} and gates["text"].target_oracle is not None
     alone = applied_gates(Profile(frozenset(), excluded={"oracle": "its prompts are other tokens"}))
     assert next(gate for gate in alone.gates if gate.name == "text").target_oracle is None
+
+
+@pytest.mark.parametrize("stage", list(FALSE_ALARMS))
+def test_the_locked_cells_keep_to_the_budget_of_false_alarms(stage):
+    """Whatever else a gate measures is exact on an engine without a defect."""
+    cells, gates = select(stage), {gate.name: gate for gate in GATES}
+    spent = sum(
+        sum(gates[name].applies(cell) for cell in cells) * tests * gates[name].thresholds[limit]
+        for name, rows in RANDOM.items()
+        for limit, tests in rows.items()
+    )
+    assert 0 < spent <= FALSE_ALARMS[stage]
