@@ -1,68 +1,41 @@
-"""Reports and kill matrices as pandas frames: `specmatrix.load`. pandas is imported when the first frame is made."""
+"""Reports as pandas frames: `specmatrix.load`. pandas is imported when the first frame is made."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-import msgspec
-from msgspec import Struct
-
-from specmatrix.errors import text_of
 from specmatrix.extras import require
-from specmatrix.files import read_bytes
-from specmatrix.json_text import reject_duplicates
 from specmatrix.reports.compare.rewrites import signature
-from specmatrix.reports.schema import GATES, MAX_SAID, REPORT_FILE, Json, ReportError
+from specmatrix.reports.schema import Json, ReportError
 from specmatrix.reports.store import Report
 from specmatrix.reports.store import load as load_report
-from specmatrix.reports.wording import count, shorten, tested
+from specmatrix.reports.wording import count, tested
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 PathLike: TypeAlias = str | Path
-FAULTS_FILE: Final = "faults.json"
-
-
-class _FaultRecord(Struct):
-    """The fields read from a fault of a kill matrix."""
-
-    id: str
-    origin: str
-    crashed: Json
-    killed_by: list[str]
-    category: str
-
-
-class _KillMatrixFile(Struct):
-    faults: list[_FaultRecord]
 
 
 class Runs:
     """What was loaded, as one frame per kind of record, each made when it is first taken. Column `run` is the path that
     a row comes from.
 
-    reports: by path. faults: the faults of kill matrices, by path.
+    reports: by path.
     """
 
-    def __init__(self, reports: Mapping[str, Report], faults: Mapping[str, list[_FaultRecord]]) -> None:
+    def __init__(self, reports: Mapping[str, Report]) -> None:
         self.reports: Final = reports
-        self.faults: Final = faults
 
     def __repr__(self) -> str:
         lines = [
             f"{run}: {count(len(report), 'cell')}, {len(report.red()):,} red; {report.header.tier} / "
             f"{report.header.stage}, seed {report.header.seed}, {tested(report.header)}"
             for run, report in self.reports.items()
-        ]
-        lines += [
-            f"{run}: {count(len(faults), 'fault')}, {sum(bool(fault.killed_by) for fault in faults):,} killed"
-            for run, faults in self.faults.items()
         ]
         frames = [name for name, value in vars(type(self)).items() if isinstance(value, cached_property)]
         return "\n".join([*lines, f"frames: {', '.join(frames)}"])
@@ -73,7 +46,7 @@ class Runs:
         names = ("created", "commit", "dirty", "tier", "stage", "seed")
         return _frame(
             {"run": run} | {name: getattr(report.header, name) for name in names} | {"cells": len(report)}
-            for run, report in self._reports()
+            for run, report in self.reports.items()
         )
 
     @cached_property
@@ -91,7 +64,7 @@ class Runs:
                 **cell.axes,
                 **{f"effective_{axis}": value for axis, value in _effective(report, cell.id).items()},
             }
-            for run, report in self._reports()
+            for run, report in self.reports.items()
             for names in [{id(start): start.digest for start in report.starts}]
             for cell in report
         )
@@ -111,7 +84,7 @@ class Runs:
                 "low": None if gate.interval is None else gate.interval[0],
                 "high": None if gate.interval is None else gate.interval[1],
             }
-            for run, report in self._reports()
+            for run, report in self.reports.items()
             for cell in report
             for gate in cell.gates
         ).pipe(_in_front, ("run", "id", "gate", "verdict", "message", "low", "high"))
@@ -121,7 +94,7 @@ class Runs:
         """One row per cell and counter above zero: `run`, `id`, `counter`, `count`."""
         return _frame(
             {"run": run, "id": cell.id, "counter": counter, "count": number}
-            for run, report in self._reports()
+            for run, report in self.reports.items()
             for cell in report
             for counter, number in cell.evidence.items()
         )
@@ -141,67 +114,19 @@ class Runs:
                 "rewrites": [signature(row) for row in start.rewrites],
                 **{f"requested_{field}": value for field, value in start.requested.items()},
             }
-            for run, report in self._reports()
+            for run, report in self.reports.items()
             for used in [Counter(id(cell.start) for cell in report)]
             for start in report.starts
         ).pipe(_in_front, ("run", "start", "cells", "resolved_hash", "reasons", "rewrites"))
 
-    @cached_property
-    def kills(self) -> DataFrame:
-        """One row per fault and gate: `run`, `fault`, `category`, `origin`, `gate`, `killed` (the gate is red with the
-        fault and passing without), `crashed` (a cell crashed with the fault). ReportError without a kill matrix."""
-        if not self.faults:
-            raise ReportError("no kill matrix was loaded; load a file that `specmatrix faults --json` wrote")
-        rows = [(run, fault) for run, faults in self.faults.items() for fault in faults]
-        gates = dict.fromkeys((*GATES, *(gate for _, fault in rows for gate in fault.killed_by)))
-        return _frame(
-            {
-                **{"run": run, "fault": fault.id, "category": fault.category, "origin": fault.origin},
-                **{"gate": gate, "killed": gate in fault.killed_by, "crashed": fault.crashed},
-            }
-            for run, fault in rows
-            for gate in gates
-        )
-
-    def _reports(self) -> Iterable[tuple[str, Report]]:
-        if not self.reports:
-            raise ReportError(f"no report was loaded; load the directory of a run, which holds {REPORT_FILE}")
-        return self.reports.items()
-
 
 def load(*paths: PathLike | Iterable[PathLike]) -> Runs:
-    """Reports (files, or directories of runs) and kill matrices (`.json` files, or directories with faults.json).
-
-    Raises a one-sentence ReportError for anything else, a broken file, a path given twice, or no path.
-    """
+    """Reports: files, or directories of runs. Raises a one-sentence ReportError for anything else, a broken file, a
+    path given twice, or no path."""
     flat = [each for path in paths for each in ([path] if isinstance(path, str | Path) else path)]
     if not flat or len(set(map(str, flat))) < len(flat):
         raise ReportError(f"got the paths {', '.join(map(str, flat)) or 'none'}; allowed are one or more, each once")
-    reports: dict[str, Report] = {}
-    faults: dict[str, list[_FaultRecord]] = {}
-    for path in map(Path, flat):
-        try:
-            alone = (path / FAULTS_FILE).is_file() and not (path / REPORT_FILE).exists()
-        except OSError as error:
-            raise ReportError(f"cannot read {text_of(path)}: {error.strerror}") from error
-        matrix = path / FAULTS_FILE if alone else path
-        if matrix.suffix == ".json":
-            faults[str(path)] = _faults(matrix)
-        else:
-            reports[str(path)] = load_report(path)
-    return Runs(reports, faults)
-
-
-def _faults(path: Path) -> list[_FaultRecord]:
-    try:
-        matrix = msgspec.json.decode(data := read_bytes(path), type=_KillMatrixFile)
-        json.loads(data, object_pairs_hook=reject_duplicates)
-    except OSError as error:
-        raise ReportError(f"cannot read {text_of(path)}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        why = shorten(str(error), MAX_SAID)
-        raise ReportError(f"{path} is no kill matrix as `specmatrix faults --json` writes it: {why}") from None
-    return matrix.faults
+    return Runs({str(path): load_report(path) for path in map(Path, flat)})
 
 
 def _effective(report: Report, cell: str) -> dict[str, str]:

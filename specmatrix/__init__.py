@@ -32,7 +32,7 @@ def __getattr__(name: str) -> Path:
 
 
 def load(*paths: str | Path | Iterable[str | Path]) -> Runs:
-    """Load reports of runs (`load("out/a", "out/b")`) and kill matrices (`load("out/faults.json")`) as pandas frames.
+    """Load reports of runs (`load("out/a", "out/b")`) as pandas frames.
 
     Paths are files or directories; the column `run` of each frame distinguishes them. Raises ReportError.
     """

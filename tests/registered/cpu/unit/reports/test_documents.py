@@ -43,7 +43,7 @@ def test_the_schema_page_states_the_number_and_every_state():
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A real run as base and pr, the same with one moved start as head, and a kill matrix."""
+    """A real run as base and pr, and the same with one moved start as head."""
     place = tmp_path_factory.mktemp("documents")
     command = ("run", "--stage", "smoke", "--cells", "algorithm=eagle or algorithm=dflash", "--workers", "1")
     out = ("--out", str(place / "out" / "base"))
@@ -57,9 +57,6 @@ def runs(tmp_path_factory):
                 gates = (replace(cell.gates[0], state="FAIL", message="v2 is not golden"), *cell.gates[1:])
                 cell = replace(cell, start=start, gates=gates, state="FAIL")
             writer.write(cell)
-    fault = {"id": "bonus-stride", "category": "stride / indexing", "origin": "sglang#26866", "crashed": False}
-    matrix = {"total": 1, "killed": 1, "faults": [fault | {"killed_by": ["lossless"]}]}
-    (place / "out" / "faults.json").write_text(json.dumps(matrix))
     return place
 
 

@@ -1,6 +1,5 @@
 """What `specmatrix.load` accepts and refuses, and what it imports."""
 
-import json
 import subprocess
 import sys
 
@@ -8,38 +7,14 @@ import pytest
 
 import specmatrix
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.faults.fault import catalogue
-from specmatrix.matrix.faults.kill_matrix import Kill, Matrix
 from specmatrix.reports.schema import GateResult, ReportError
 
 
-@pytest.fixture
-def faults(tmp_path):
-    """A kill matrix as the command writes it: the first fault is killed by two gates, the second by none."""
-    first, second, *_ = catalogue()
-    kills = (Kill(first, ("ledger", "lossless"), None, {}, 1.0), Kill(second, (), "it crashed", {}, 1.0))
-    path = tmp_path / "kills" / "faults.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps(Matrix(kills, ()).as_dict()))
-    return path
-
-
-def test_kills_have_a_row_per_fault_and_gate(faults):
-    for path in (faults, faults.parent):
-        kills = specmatrix.load(path).kills
-        assert len(kills) == 2 * kills["gate"].nunique() and kills["killed"].dtype == bool
-        assert kills[kills["killed"]][["fault", "gate"]].values.tolist() == [
-            [catalogue()[0].id, "ledger"], [catalogue()[0].id, "lossless"],
-        ]  # fmt: skip
-        assert set(kills[kills["crashed"]]["fault"]) == {catalogue()[1].id}
-        assert set(kills["category"]) == {fault.category for fault in catalogue()[:2]}
-
-
-def test_what_was_loaded_says_what_is_in_it_and_makes_each_frame_once(faults, tmp_path, make_cell, write_report):
+def test_what_was_loaded_says_what_is_in_it_and_makes_each_frame_once(tmp_path, make_cell, write_report):
     cells = [make_cell("a"), make_cell("b", state="FAIL")]
-    runs = specmatrix.load(write_report(tmp_path / "x", cells), faults)
-    report, matrix, frames = repr(runs).splitlines()
-    assert "2 cells, 1 red; cpu / pr, seed 0, 0f3c2a9d41b7" in report and "2 faults, 1 killed" in matrix
+    runs = specmatrix.load(write_report(tmp_path / "x", cells))
+    report, frames = repr(runs).splitlines()
+    assert "2 cells, 1 red; cpu / pr, seed 0, 0f3c2a9d41b7" in report
     assert all(runs.__dict__.get(name) is None for name in frames.removeprefix("frames: ").split(", "))
     assert all(len(getattr(runs, name)) for name in frames.removeprefix("frames: ").split(", "))
     assert runs.cells is runs.cells
@@ -80,36 +55,22 @@ def test_a_report_without_cells_gives_frames_without_rows(tmp_path, write_report
     assert "verdict" in runs.gates and len(runs.headers) == 1
 
 
-def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, faults, make_cell, write_report):
+def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, make_cell, write_report):
     report = write_report(tmp_path / "run", [make_cell("a")])
     for paths, sentence in (
         ((), "got the paths none; allowed are one or more, each once"),
         ((report, str(report)), "allowed are one or more, each once"),
         ((tmp_path / "nowhere",), "cannot read .*nowhere: No such file"),
-        ((tmp_path / "nowhere.json",), "cannot read .*nowhere.json: No such file"),
         (("x" * 5_000,), r"^cannot read x+\.{3}: File name too long$"),
     ):
         with pytest.raises(ReportError, match=sentence):
             specmatrix.load(*paths)
-    fault = '"id":"a","category":"c","origin":"o","crashed":0,"killed_by":'
-    texts = ("", "[]", "{}", '{"faults":[{"id":"a"}]}', '{"faults":7}', "[" * 100_000, "9" * 5_000)
-    for text in (*texts, f'{{"faults":[{{{fault}[[]]}}]}}', f'{{"faults":[{{{fault}"x"}}]}}', '{"faults":["\\ud800"]}'):
-        faults.write_text(text)
-        with pytest.raises(ReportError, match=r"faults.json is no kill matrix as `specmatrix faults --json` writes it"):
-            specmatrix.load(faults)
-    with pytest.raises(ReportError, match="no kill matrix was loaded"):
-        _ = specmatrix.load(report).kills
 
 
-def test_a_kill_matrix_alone_has_no_cells(faults):
-    with pytest.raises(ReportError, match="no report was loaded; load the directory of a run"):
-        _ = specmatrix.load(faults).cells
-
-
-def test_a_frame_without_pandas_names_the_extra_that_has_it(faults, monkeypatch):
+def test_a_frame_without_pandas_names_the_extra_that_has_it(tmp_path, make_cell, write_report, monkeypatch):
     monkeypatch.setattr("specmatrix.extras.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"^pandas is not installed; install the extra: .*specmatrix\[pandas\]"):
-        _ = specmatrix.load(faults).kills
+        _ = specmatrix.load(write_report(tmp_path, [make_cell("a")])).cells
 
 
 def test_neither_import_nor_comparison_nor_collection_waits_for_pandas_or_torch(tmp_path, make_cell, write_report):
