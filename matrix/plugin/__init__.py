@@ -2,7 +2,7 @@
 
 A test file with `cells = MatrixCells()` collects one item per cell, ordered so that consecutive cells share an engine
 start. Every pytest run in the environment imports this module, so the rest of the package is imported only when cells
-are collected or a report is requested, and the plugin has no effect before.
+are collected, and the plugin has no effect before.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pytest
-
-from specmatrix.matrix.plugin.collection import CollectionErrors
 
 if TYPE_CHECKING:
     from specmatrix.matrix.plugin.items import CellGroup
@@ -29,7 +27,6 @@ OPTIONS: Final[dict[str, dict[str, object]]] = {
     "plugin": {"action": "append", "default": [], "metavar": "FILE", "help": "a Python file that registers values"},
     "waivers": {"default": None, "metavar": "FILE", "help": "YAML file of known failures"},
     "seed": {"default": 0, "type": int, "metavar": "N", "help": "seed for prompts and sampling"},
-    "report": {"default": "", "metavar": "DIR", "help": "write the report of the cells that ran"},
 }
 
 
@@ -49,16 +46,6 @@ def add_options(parser: pytest.Parser, prefix: str) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser, "specmatrix-")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config, "workerinput"):
-        return
-    config.pluginmanager.register(CollectionErrors(), "specmatrix-collection")
-    if config.option.specmatrix_report:
-        from specmatrix.matrix.plugin.items import CellReports
-
-        config.pluginmanager.register(CellReports(config), "specmatrix-reports")
 
 
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> CellGroup | None:

@@ -1,13 +1,10 @@
-"""Cells as pytest items, and their hooks: a plugin that is registered when a file collects cells.
-
-The report of a pytest session over cells: `pytest --specmatrix-report DIR`.
-"""
+"""Cells as pytest items, and their hooks: a plugin that is registered when a file collects cells."""
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
@@ -17,35 +14,26 @@ import pluggy
 import pytest
 from msgspec.structs import replace
 
-from specmatrix.errors import ConfigError, EngineError
+from specmatrix.errors import EngineError
 from specmatrix.matrix.cells.cell import Cell, order
 from specmatrix.matrix.cells.tiers import TIERS, TIMED, VISIBLE, check_seed, repro, visible_gpus
 from specmatrix.matrix.cells.tiers import tier as find_tier
-from specmatrix.matrix.cover.selection import PRODUCT, is_id, of_gpus, select
-from specmatrix.matrix.gates.registry import all_gates, applied_gates
-from specmatrix.matrix.plugin.collection import FAILED
+from specmatrix.matrix.cover.selection import PRODUCT, of_gpus, select
 from specmatrix.matrix.run.plugins import load_plugins
-from specmatrix.matrix.run.provenance import lost, run_header
 from specmatrix.matrix.run.running_cells import listing
 from specmatrix.matrix.run.waivers import file_option, load_waivers
 from specmatrix.matrix.subjects.http.endpoint import Endpoint, endpoint_of
 from specmatrix.matrix.subjects.registry import foreign_subject
-from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.plain_text import inert
 from specmatrix.reports.render.console import as_called
-from specmatrix.reports.render.run import write_run
-from specmatrix.reports.schema import RED_STATES, CellResult, ReportError, WaiverRule, is_red
-from specmatrix.reports.store import ReportWriter, cell_from_json, cell_to_json
-from specmatrix.reports.summary import CounterVerdict
+from specmatrix.reports.schema import RED_STATES, CellResult, WaiverRule, is_red
 from specmatrix.reports.wording import failure, waiver_text
 
 if TYPE_CHECKING:
     from specmatrix.matrix.run.runner import Runner
 
 
-# The user property that carries a cell's record from an xdist worker to the process that writes the report.
-RECORD: Final = "specmatrix"
 CPU: Final = TIERS[0].name
 
 
@@ -72,10 +60,6 @@ class CellGroup(pytest.Collector):
         try:
             load_plugins([Path(place) for place in config.option.specmatrix_plugin])
             visible_gpus(self.tier)
-            if config.option.specmatrix_report and self.tier != CPU:
-                raise ConfigError(
-                    f"--specmatrix-report supports tier {CPU!r} only; use `specmatrix run --tier {self.tier}`"
-                )
             check_seed(config.option.specmatrix_seed)
             engine = foreign_subject(config.option.specmatrix_subject, endpoint_from(config))
             waivers_of(config)
@@ -120,8 +104,6 @@ class CellItem(pytest.Item):
         if options:
             names = record.id, self.tier, option.specmatrix_seed, option.specmatrix_subject
             record = replace(record, repro=repro(*names, options=" ".join(options)))
-        if option.specmatrix_report:
-            self.user_properties.append((RECORD, cell_to_json(record)))
         today = datetime.now(UTC).date().isoformat()
         if is_red(record, today):
             raise CellFailed(record)
@@ -194,64 +176,3 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
     if session.config.stash[_COLLECTS]:
         gc.enable()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Mark the collect report of cells that could not be collected."""
-    report = yield
-    if isinstance(collector, CellGroup) and report.failed:
-        setattr(report, FAILED, True)
-    return report
-
-
-class CellReports:
-    """Writes the records of cells as they arrive; the report is complete when the session ends."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self.uncollected = False
-        self.directory = Path(config.option.specmatrix_report)
-        self.stage, self.seed = config.option.specmatrix_stage, config.option.specmatrix_seed
-        self.counters: CounterVerdict | None = None
-        self.subject = config.option.specmatrix_subject
-        try:
-            subject, rules = foreign_subject(self.subject, endpoint_from(config)), waivers_of(config)
-            gates = all_gates() if subject is None else applied_gates(subject.profile).gates
-            header = run_header(CPU, self.stage, self.seed, gates, subject, rules)
-            self.writer = ReportWriter(self.directory, header)
-        except (ConfigError, ReportError) as error:
-            raise pytest.UsageError(str(error)) from None
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Record a failed collection, in this process or in a worker."""
-        self.uncollected |= report.failed
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Write the record attached to the test report, or an INFRA record if the worker died."""
-        phase = str(report.when)  # xdist adds its own phase
-        if phase == "call":
-            for name, value in report.user_properties:
-                if name == RECORD:
-                    self.writer.write(cell_from_json(str(value)))
-        elif phase == "???" and is_id(text := report.nodeid.rpartition("::")[2]):
-            cell = prepare(Cell.from_id(text), CPU, self.seed, subject=self.subject)
-            self.writer.write(lost(cell, "its worker died"))
-
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Complete the report unless the session was interrupted; counters that were never hit fail the session."""
-        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not self.uncollected:
-            self.writer.close()
-            with self.writer.read() as report:
-                self.counters = write_run(report).summary.counters
-            if self.counters.state == "FAIL":
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        else:
-            self.writer.abort()
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the summary over all cells."""
-        if self.counters is not None:
-            failed = self.counters.state == "FAIL"
-            terminalreporter.write_line(self.counters.message, red=failed)

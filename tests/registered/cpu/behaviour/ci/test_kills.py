@@ -78,7 +78,7 @@ def run(code: str, out: Path, kill: PlannedKill | None = None) -> Ended:
                     hit = True
         try:
             # Workers hold the pipes too, so this also waits for them.
-            output = process.communicate(timeout=60)
+            output = process.communicate(timeout=300)
         except subprocess.TimeoutExpired:
             left = members(out)
             for pid in left:

@@ -1,4 +1,4 @@
-"""The pytest plugin: collection, selection, one command per red cell, reports, xdist."""
+"""The pytest plugin: collection, selection, one command per red cell."""
 
 import os
 import subprocess
@@ -17,7 +17,6 @@ from specmatrix.matrix.plugin.items import CellFailed, CellItem
 from specmatrix.matrix.run.provenance import record as record_of
 from specmatrix.matrix.run.runner import reference_runner
 from specmatrix.matrix.workloads.prepared_cell import prepare
-from specmatrix.reports.store import cell_from_json, load
 
 ROOT = HOME
 FILE = "tests/registered/cpu/test_matrix.py"
@@ -54,21 +53,12 @@ def test_selector_and_limit():
         (("--cells", "topk=3"), "topk has no value '3'; it must be one of auto, 1, 2, 4"),
         (("--stage", "weekly"), "stage 'weekly' is unknown; it must be one of smoke, pr, nightly, product"),
         (("--seed", "9223372036854775808"), "seed must be between 0 and 2147483647, got 9223372036854775808"),
-        (("--report", "/dev/null/there"), "cannot write /dev/null/there"),
     ],
 )
 def test_wrong_option_is_a_usage_error(words: tuple[str, ...], sentence: str):
     done = pytest_on("--collect-only", "-q", *words)
     assert done.returncode in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERRUPTED)
     assert sentence in done.stdout + done.stderr
-
-
-@pytest.mark.nightly
-def test_cells_that_cannot_be_collected_end_two_workers_with_status_2(tmp_path: Path):
-    done = pytest_on("-p", "xdist.plugin", "-n", "2", "-q", "--cells", "topk=3", "--report", str(tmp_path))
-    assert done.returncode == pytest.ExitCode.INTERRUPTED
-    assert "topk has no value '3'; it must be one of auto, 1, 2, 4" in done.stdout
-    assert not (tmp_path / "report.jsonl").exists()
 
 
 def test_collection_imports_nothing_heavy():
@@ -79,36 +69,20 @@ def test_collection_imports_nothing_heavy():
 
 
 @pytest.mark.nightly
-def test_report_of_two_workers_holds_every_cell(tmp_path: Path):
-    chosen = ("--stage", "pr", "--cells", "batch=pair and finish=length and session=none")
-    done = pytest_on("-p", "xdist.plugin", "-n", "2", "-q", *chosen, "--report", str(tmp_path))
-    assert done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), done.stdout
-    report = load(tmp_path)
-    assert sorted(report.lines) == sorted(collected(*chosen))
-    red = [cell for cell in report if cell.state != "PASS"]
-    assert (done.returncode == 0) == (not red)
-    assert all(cell.repro in done.stdout for cell in red)
-
-
-@pytest.mark.nightly
 def test_cells_of_a_gpu_need_one():
     done = pytest_on(file="tests/registered/gpu1/test_matrix.py", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == pytest.ExitCode.INTERRUPTED
     assert "tier 'gpu1' needs 1 GPU but this machine has none; use 'cpu'" in done.stdout
 
 
-def test_a_cell_that_is_not_supported_is_skipped_with_its_reason_and_reported(monkeypatch):
+def test_a_cell_that_is_not_supported_is_skipped_with_its_reason(monkeypatch):
     record = record_of(prepare(Cell()), "UNSUPPORTED", error="vLLM has no tree drafts")
     runner = SimpleNamespace(run_cell=lambda cell: record)
     monkeypatch.setattr(cell_items, "runner_for", lambda config, tier: runner)
     monkeypatch.setattr(cell_items, "endpoint_from", lambda config: None)
-    config = SimpleNamespace(
-        option=SimpleNamespace(specmatrix_report="out", specmatrix_waivers=None, specmatrix_plugin=[])
-    )
-    item = SimpleNamespace(config=config, tier="cpu", cell=Cell(), user_properties=[])
+    config = SimpleNamespace(option=SimpleNamespace(specmatrix_waivers=None, specmatrix_plugin=[]))
     with pytest.raises(pytest.skip.Exception, match="vLLM has no tree drafts"):
-        CellItem.runtest(item)
-    assert [cell_from_json(text) for _, text in item.user_properties] == [record]
+        CellItem.runtest(SimpleNamespace(config=config, tier="cpu", cell=Cell()))
 
 
 def test_red_cell_fails_with_its_sentences():

@@ -188,15 +188,3 @@ def test_an_unhit_counter_fails_the_run_and_a_selection_judges_none(tree, tmp_pa
     done = inside(tree, *RUN, "--limit", "1", "--out", str(tmp_path / "one"))
     assert done.returncode == 0, done.stdout
     assert "counter coverage is not checked: only 1 of the stage's 2 cells ran" in done.stdout
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("workers", ["0", "2"])
-def test_an_unhit_counter_fails_pytest(tree, tmp_path, workers):
-    plugins = ("-p", "specmatrix.matrix.plugin", "-p", "xdist.plugin", "-p", "no:cacheprovider")
-    words = ("--specmatrix-stage", "nightly", "--specmatrix-report", str(tmp_path))
-    done = inside(tree, "-m", "pytest", FILE, "-q", "-n", workers, *plugins, *words)
-    assert "2 passed" in done.stdout, done.stdout + done.stderr
-    assert done.returncode == 1
-    assert "required counters: prefill.chunked, " in done.stdout
-    assert counters(tmp_path)["state"] == "FAIL"
