@@ -12,19 +12,18 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import monotonic
-from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 from specmatrix import HOME
 from specmatrix.child_process import ChildProcess, start
-from specmatrix.ci.planner import Group, Shard, ShardPlan, take
+from specmatrix.ci.planner import Group, Shard, ShardPlan
 from specmatrix.ci.run_options import RunOptions
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
@@ -82,8 +81,7 @@ class Worker:
     """One process and the group that it runs.
 
     work: the source of its groups. lane: the shard of the plan whose GPUs it uses. second: whether it replaces a worker
-    that did not start. heard: time of its last message. group: its remaining cells, None until it is ready. shared: the
-    keys of `Group.shared` of its groups so far.
+    that did not start. heard: time of its last message. group: its remaining cells, None until it is ready.
     """
 
     work: Waiting
@@ -93,7 +91,6 @@ class Worker:
     second: bool
     heard: float
     group: Group | None = None
-    shared: set[tuple[object, ...]] = field(default_factory=set)
 
     @property
     def current(self) -> str:
@@ -162,9 +159,7 @@ def _give(workers: list[Worker], worker: Worker) -> None:
         _stop(worker)
         workers.remove(worker)
         return
-    others = set[tuple[object, ...]]().union(*(other.shared for other in workers if other is not worker))
-    worker.group = take(queue, worker.shared, others)
-    worker.shared |= worker.group.shared.keys()
+    worker.group = queue.pop(0)
     with suppress(OSError):  # it died; the next message is its end
         worker.connection.send(worker.group.cells)
 
@@ -226,7 +221,7 @@ def work(job: ShardJob, gpus: tuple[int, ...], connection: Connection[CellResult
     if job.options.subject == REFERENCE and not gpus:
         for name in (COMPILED, NETWORKS) if job.many else (COMPILED,):
             # An import error surfaces in the first cell that needs the module.
-            with hide_packages("coverage", "scipy", "sklearn"), suppress(Exception):
+            with suppress(Exception):
                 import_module(name)
     freeze()
     connection.send(None)
@@ -234,20 +229,6 @@ def work(job: ShardJob, gpus: tuple[int, ...], connection: Connection[CellResult
         connection.send(runner.run_cell(cell))
     runner.shut_down()
     connection.close()
-
-
-@contextmanager
-def hide_packages(*packages: str) -> Iterator[None]:
-    """Make packages that are not imported yet unavailable within the context: numba and transformers would import them
-    without need, which takes 0.2 s and 1.5 s."""
-    hidden = [name for name in packages if name not in sys.modules]
-    modules: dict[str, ModuleType | None] = sys.modules  # type: ignore[assignment]  # None prevents an import
-    modules |= dict.fromkeys(hidden)
-    try:
-        yield
-    finally:
-        for name in hidden:
-            del sys.modules[name]
 
 
 def freeze() -> None:

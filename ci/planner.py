@@ -9,7 +9,7 @@ their planned beginnings.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import accumulate
@@ -18,7 +18,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from specmatrix.errors import ConfigError, shown
-from specmatrix.matrix.cells.axes import START_AXES, axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.reports.schema import ShardRecord
 
@@ -26,10 +25,6 @@ SPLIT: Final = 1.3
 START_SECONDS: Final = 0.5
 # Ranks whose cells do not wait for others of their engine start.
 ALONE: Final = 64
-# Groups at the head of the queue among which a worker chooses, by what it would do again, in seconds of CPU time.
-AHEAD: Final = 16
-BASELINE_SECONDS: Final = 0.2
-PROCESS_SECONDS: Final = 4.0
 NO_RANKS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
@@ -49,21 +44,6 @@ class Group:
     start_key: tuple[str, ...]
     cells: tuple[Cell, ...]
     seconds: float
-
-    @property
-    def shared(self) -> dict[tuple[object, ...], float]:
-        """What a worker does once for all cells that need it, with its seconds: baseline runs (a few cells with equal
-        keys have different ones), starts of ranks, and of the process that compiles a model's grammars."""
-        return {key: seconds for cell in self.cells for key, seconds in _shared(cell)}
-
-
-def _shared(cell: Cell) -> Iterator[tuple[tuple[object, ...], float]]:
-    requests = cell._replace(abort=axis("abort").default)[len(START_AXES) :]
-    yield (cell.canonical, cell.memory, cell.memory != "ample" and cell.page_size, requests), BASELINE_SECONDS
-    if cell.tp != axis("tp").default:
-        yield ("ranks", cell.tp), PROCESS_SECONDS
-    if cell.grammar != axis("grammar").default:
-        yield ("grammars", cell.tp, cell.model), PROCESS_SECONDS
 
 
 @dataclass(slots=True)
@@ -185,19 +165,6 @@ def plan(
         min(shards, key=lambda shard: shard.seconds).groups.append(part)
     longest = max((part.seconds for part in parts), default=0.0)
     return ShardPlan(gpus, tuple(shards), max(longest, sum(part.seconds for part in parts) / len(shards)))
-
-
-def take(queue: list[Group], own: Set[object], others: Set[object]) -> Group:
-    """Remove and return the group that a worker runs next from a non-empty queue: among the first AHEAD groups that are
-    at least half as long as the first, the one that repeats the least of what only other workers have done. A long
-    group shares much, but would end last if shorter ones ran first.
-
-    own, others: keys of `Group.shared` of the groups that the workers have run.
-    """
-    foreign = others - own
-    places = [place for place, group in enumerate(queue[:AHEAD]) if 2 * group.seconds >= queue[0].seconds]
-    repeated = {at: sum(cost for key, cost in queue[at].shared.items() if key in foreign) for at in places}
-    return queue.pop(min(places, key=repeated.__getitem__))
 
 
 def _rank(cell: Cell, ranks: Mapping[str, int]) -> float:

@@ -180,15 +180,5 @@ def _lengths(values: Sequence[float], points: Sequence[Point]) -> str:
     return f"{ends}{cells}" + ("" if points else ", replayed")
 
 
-def accuracy_plot(cells: Sequence[CellResult]) -> str:
-    """Accuracy of every cell minus plain decoding's, by drafter, in percentage points."""
-    rows: dict[str, list[Point]] = defaultdict(list)
-    for cell in cells:
-        point = accuracy_point(cell)
-        if point is not None:
-            rows[shape(cell)].append(point)
-    return strip_plot([Row(label, tuple(points)) for label, points in sorted(rows.items())], "", zero=0.0)
-
-
 def _tone(gate: GateResult) -> str:
     return "good" if gate.state == "PASS" else "bad"

@@ -18,7 +18,7 @@ from specmatrix.reports.groups import RedGroup, failure_name, red_groups
 from specmatrix.reports.lengths import positive
 from specmatrix.reports.render import plots
 from specmatrix.reports.render.markup import html, markdown
-from specmatrix.reports.render.plots import Point, acceptance_plot, accuracy_plot, accuracy_point, glyph
+from specmatrix.reports.render.plots import Point, acceptance_plot, accuracy_point, glyph
 from specmatrix.reports.schema import GATE_STATES, GATES, PAGE_FILE, RED_STATES, CellResult, Header, Json, is_red
 from specmatrix.reports.speed import speed_text
 from specmatrix.reports.store import Report, write_text
@@ -199,7 +199,7 @@ def run_page(run: RunView) -> str:
         gates=gates,
         rows=_rows(shown, values, gates, run.header.created),
         axes=_axes(values),
-        plots={"acceptance": acceptance_plot(run.cells, _allowed(run)), "accuracy": accuracy_plot(run.cells)},
+        plot=acceptance_plot(run.cells, _allowed(run)),
         data={"cells": [_details(cell, row, run.header) for cell, row in zip(shown, values, strict=True)]},
     )
 

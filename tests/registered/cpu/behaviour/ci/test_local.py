@@ -1,12 +1,10 @@
 """The local executor runs every cell once, whatever happens to its worker."""
 
-import json
 import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from threading import Event, Thread, get_ident
@@ -339,12 +337,3 @@ def test_a_worker_of_many_cells_imports_transformers_before_it_is_frozen(monkeyp
     with pytest.raises(Stopped):
         list(run_plan(plan(CELLS[:size], {}, [Host("here")]), JOB))
     assert frozen == [names] and imported == [(name, True) for name in names]
-
-
-def test_a_package_is_absent_only_where_it_was_not_imported_yet(monkeypatch):
-    monkeypatch.delitem(sys.modules, "turtle", raising=False)
-    with local.hide_packages("json", "turtle"):
-        assert import_module("json") is json
-        with pytest.raises(ModuleNotFoundError):
-            import_module("turtle")
-    assert sys.modules["json"] is json and "turtle" not in sys.modules

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specmatrix.ci import planner
-from specmatrix.ci.planner import SPLIT, Host, parse_shard, plan, shard_plan, take
+from specmatrix.ci.planner import SPLIT, Host, parse_shard, plan, shard_plan
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import GPUS, Cell
 from specmatrix.matrix.cover.lockfile import stage_cells
@@ -71,49 +71,6 @@ def test_the_queue_holds_the_groups_of_all_shards_as_they_begin():
     made = plan(cells, durations, TWO, start_seconds=1.0)
     assert [[group.cells[0] for group in shard.groups] for shard in made.shards] == [cells[:1], cells[1:]]
     assert [group.cells[0] for group in made.queue] == cells
-
-
-def shared(text: str) -> set[tuple[object, ...]]:
-    (group,) = plan([Cell.from_id(text)], {}, TWO).queue
-    return {*group.shared}
-
-
-def test_groups_with_equal_requests_share_a_baseline():
-    """Of the memory sizes, those that the requests depend on."""
-
-    assert shared("eagle3.s3.p4.pair") == shared("none.v1.pair.abort_running")
-    assert shared("none.pair") != shared("none.mixed_lengths") != shared("none.qwen3.mixed_lengths")
-    assert shared("none.p4.tight.pair") != shared("none.p16.tight.pair") != shared("none.p16.pair")
-
-
-def test_of_the_next_groups_a_worker_takes_one_whose_baseline_no_other_has_run():
-    names = ["none.p4.mixed_lengths", "none.p16.pair.length", "none.p64.pair.stop_string"]
-    queue = plan(map(Cell.from_id, names), {}, TWO, ranks={name: at for at, name in enumerate(names)}).queue
-    assert take(queue, set(), shared(names[0])).cells == (Cell.from_id(names[1]),)
-    assert take(queue, set(), shared(names[0]) | shared(names[2])).cells == (Cell.from_id(names[0]),)
-    assert take(queue, set(), set()).cells == (Cell.from_id(names[2]),) and not queue
-
-
-def test_one_worker_starts_the_ranks_and_the_compiler_of_a_models_grammars():
-    for first, same, other in (
-        ("none.tp2.p4.mixed_lengths", "none.tp2.p16.pair.length", "none.p64.pair.length"),
-        ("none.p4.json", "none.p16.pair.length.regex", "none.qwen3.p64.pair.length.regex"),
-        ("none.p4.json", "none.p16.pair.length.regex", "none.tp2.p64.pair.length.regex"),
-    ):
-        equal = {same: 1.0, other: 1.0}
-        queue = plan(map(Cell.from_id, (same, other)), equal, [Host("a")], ranks={same: 0, other: 1}).queue
-        assert take([*queue], set(), shared(first)).cells == (Cell.from_id(other),)
-        assert take([*queue], shared(first), set()).cells == (Cell.from_id(same),)
-
-
-def test_a_long_group_does_not_wait_for_short_ones_with_other_baselines():
-    names = ["none.p4.mixed_lengths", "none.p16.pair.length", "none.p64.pair.stop_string"]
-    queue = plan(map(Cell.from_id, names), {names[0]: 9.0, names[1]: 4.0, names[2]: 5.0}, [Host("a")]).queue
-    assert [group.cells[0].id for group in queue] == [names[0], names[2], names[1]]
-    taken = [take(queue, set(), shared(names[0])).cells[0].id for _ in range(3)]
-    assert taken == [names[2], names[0], names[1]]
-    queue = plan(map(Cell.from_id, names), {names[0]: 12.0, names[1]: 4.0, names[2]: 5.0}, [Host("a")]).queue
-    assert take(queue, set(), shared(names[0])).cells[0].id == names[0]
 
 
 def test_a_group_longer_than_its_share_is_split():
