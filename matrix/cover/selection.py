@@ -8,17 +8,15 @@ known to find. Cells that it does not name follow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from sys import maxsize
-from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from specmatrix.errors import ConfigError, shown
-from specmatrix.files import read_text
 from specmatrix.matrix.cells.cell import MEANINGS, Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, LEFT_OUT, expect, explain
 from specmatrix.matrix.cells.enumerate import Prefix, starts
@@ -29,18 +27,12 @@ from specmatrix.matrix.cover.lock import own_cells
 from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.reports.history import SUFFIX, median_seconds
 from specmatrix.reports.schema import UNJUDGED_STATES, CheaperStage, Header, ReportError
-from specmatrix.reports.store import load, write_text
+from specmatrix.reports.store import load
 from specmatrix.reports.wording import count
 
 ORDER_FILE: Final = Path(__file__).with_name("cells.order")
-HEAD: Final = "# Cells that run first, with their seconds and the faults that they find; `specmatrix lock --order`\n"
-# Minimum cost of a cell.
-MIN_SECONDS: Final = 0.05
 # Minimum seconds of a cell in a plan.
 MIN_PLANNED: Final = 0.001
-
-
-NONE: Final[Mapping[str, Sequence[str]]] = MappingProxyType({})
 
 
 class OrderedCell(NamedTuple):
@@ -49,73 +41,6 @@ class OrderedCell(NamedTuple):
     cell: str
     seconds: float
     faults: tuple[str, ...]
-
-
-class KilledFault(msgspec.Struct):
-    """A fault of a kill matrix: the cells that it made red."""
-
-    id: str
-    cells: tuple[str, ...]
-
-
-class KillMatrix(msgspec.Struct):
-    """The part of a `specmatrix faults` file that the order needs. cell_seconds: of each cell without any fault."""
-
-    faults: tuple[KilledFault, ...]
-    cell_seconds: dict[str, float]
-
-
-def read_kills(path: Path) -> KillMatrix:
-    """Read a kill matrix. One-sentence ConfigError if the file holds none."""
-    try:
-        return msgspec.json.decode(read_text(path), type=KillMatrix)
-    except OSError as error:
-        raise ConfigError(f"cannot read the kill matrix {shown(str(path))}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{shown(str(path))} is no kill matrix of `specmatrix faults --out`: {error}") from None
-
-
-def renew(
-    source: Path, declared: Mapping[str, Sequence[str]] = NONE, durations: Path | None = None, path: Path = ORDER_FILE
-) -> str:
-    """Write the order derived from a kill matrix; returns a summary sentence. ConfigError if no locked cell finds a
-    fault.
-
-    declared: fault to the cells that find it, for faults missing from the kill matrix. durations: a report whose
-    seconds replace those of the kill matrix.
-    """
-    kills = read_kills(source)
-    locked = {cell.id for cell in stage_cells(STAGES[-1])}
-    given = {**declared, **{fault.id: fault.cells for fault in kills.faults}}
-    known = {fault: found for fault, cells in given.items() if (found := locked.intersection(cells))}
-    measured = {**kills.cell_seconds, **measured_seconds(durations)}
-    chosen = greedy(known, measured)
-    if not chosen:
-        raise ConfigError(f"{source} has no fault that a locked cell finds, so it gives no order")
-    lines = [HEAD]
-    for cell in chosen:
-        faults = (fault for fault, cells in known.items() if cell in cells)
-        seconds = measured.get(cell, Cell.from_id(cell).seconds)
-        lines.append(" ".join((cell, f"{seconds:.2f}", *faults)) + "\n")
-    write_text(path, "".join(lines))
-    return f"{path.name}: {count(len(chosen), 'cell')} find {len(known):,} of {count(len(given), 'fault')}"
-
-
-def greedy(kills: Mapping[str, set[str]], seconds: Mapping[str, float]) -> list[str]:
-    """Cells that together find every fault, each chosen for the most new faults per second.
-
-    kills: fault to the cells that find it. seconds: by cell, its estimate by default. The engine start is part of each
-    cell: on a CPU it takes 0.03 to 0.17 s, and cells of one start rarely follow each other.
-    """
-    left = dict(kills)
-    chosen: list[str] = []
-    names = sorted({name for cells in kills.values() for name in cells})
-    costs = {name: max(seconds.get(name, Cell.from_id(name).seconds), MIN_SECONDS) for name in names}
-    while left:
-        best = max(names, key=lambda name: sum(name in cells for cells in left.values()) / costs[name])
-        chosen.append(best)
-        left = {fault: cells for fault, cells in left.items() if best not in cells}
-    return chosen
 
 
 def measured_seconds(source: Path | None, tier: str = "") -> dict[str, float]:
@@ -139,7 +64,7 @@ def stored_order(path: Path = ORDER_FILE) -> tuple[OrderedCell, ...]:
             found.append(OrderedCell(cell, float(seconds), tuple(faults)))
         except ValueError:
             raise ConfigError(
-                f"{path.name} line {number} is invalid: {line!r:.200}; restore it, or run `specmatrix lock --order`"
+                f"{path.name} line {number} is invalid: {line!r:.200}; restore it, or run `python -m tools.order`"
             ) from None
     return tuple(found)
 
