@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -12,58 +12,10 @@ from typing import Final, Literal
 from msgspec import structs
 
 from specmatrix.reports import schema
-from specmatrix.reports.effective import Value, effective, word
+from specmatrix.reports.effective import Value
 from specmatrix.reports.schema import RED_STATES, CellResult, CellState, GateState, Header, Json
 from specmatrix.reports.store import Report, write_text
 from specmatrix.reports.wording import count, duration
-
-
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """Distinct pairs and triples of (axis, value) that at least one cell carries.
-
-    `requested_*`: by the axes of every cell. `passing_*`: by the effective values of cells that ran and passed: a
-    rewritten value counts as what it became, and a refused or red cell does not count.
-    """
-
-    requested_pairs: int
-    requested_triples: int
-    passing_pairs: int
-    passing_triples: int
-
-    @property
-    def message(self) -> str:
-        """Both counts in one line."""
-        return (
-            f"requested coverage: {self.requested_pairs:,} pairs, {self.requested_triples:,} triples; "
-            f"covered by passing cells: {self.passing_pairs:,} and {self.passing_triples:,}"
-        )
-
-
-def covered(report: Report) -> Coverage:
-    """Count the pairs and triples of a report."""
-    requested = [{axis: word(value) for axis, value in cell.axes.items()} for cell in report]
-    ran = (cell for cell in report if cell.state == "PASS" and cell.start.resolved is not None)
-    passing = [effective(cell.axes, cell.start.resolved) for cell in ran]
-    return Coverage(*_counts(requested), *_counts(passing))
-
-
-def _counts(cells: Sequence[Mapping[str, str]]) -> tuple[int, int]:
-    held = sorted(holders(cells).items())
-    pairs = triples = 0
-    for index, (value, row) in enumerate(held):
-        met = list(_meeting(held[index + 1 :], value, row))
-        pairs += len(met)
-        triples += sum(1 for at, (second, both) in enumerate(met) for _ in _meeting(met[at + 1 :], second, both))
-    return pairs, triples
-
-
-def _meeting(held: Sequence[tuple[Value, int]], value: Value, cells: int) -> Iterator[tuple[Value, int]]:
-    """Yield the values of `held` on other axes that occur together with `value` in some of `cells`, with those
-    cells."""
-    for other, row in held:
-        if other[0] != value[0] and (both := row & cells):
-            yield other, both
 
 
 def holders(cells: Sequence[Mapping[str, str]]) -> dict[Value, int]:
@@ -220,8 +172,7 @@ class Summary:
 
     `not_run`: selected cells that the run ended before. `seconds` is the sum over cells, in seconds of wall time.
     `waived` cells are red under a waiver that has not expired; `states` does not count them, but `by_gate` does, which
-    has a row per gate that judged at least one cell. `counters`: combined counter coverage. `coverage`: the
-    combinations of axis values that the cells cover. `cost`: of the run.
+    has a row per gate that judged at least one cell. `counters`: combined counter coverage. `cost`: of the run.
     """
 
     header: Header
@@ -232,7 +183,6 @@ class Summary:
     seconds: float
     by_gate: dict[str, dict[GateState, int]]
     counters: CounterVerdict
-    coverage: Coverage
     cost: Cost
 
     @property
@@ -260,7 +210,6 @@ class Summary:
             "subject": self.header.subject.name,
             "by_gate": self.by_gate,
             "counters": asdict(self.counters),
-            "coverage": asdict(self.coverage),
             "cost": self.cost.to_json(),
         }
 
@@ -281,9 +230,9 @@ def summarise(report: Report) -> Summary:
             gates.setdefault(gate.name, Counter())[gate.state] += 1
     header = report.header
     by_gate = {name: dict(row) for name, row in gates.items()}
-    counters, coverage, cost = counters_of(report), covered(report), cost_of(report)
+    counters, cost = counters_of(report), cost_of(report)
     cells, left = len(report), len(report.not_run)
-    return Summary(header, cells, left, states, waived, seconds, by_gate, counters, coverage, cost)
+    return Summary(header, cells, left, states, waived, seconds, by_gate, counters, cost)
 
 
 def write_summary(summary: Summary, directory: Path) -> Path:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from specmatrix.reports.effective import effective
-from specmatrix.reports.lengths import length_interval, number, positive
+from specmatrix.reports.lengths import length_interval, positive
 from specmatrix.reports.render.markup import macro
 from specmatrix.reports.schema import CellResult, GateResult
-from specmatrix.reports.stats import paired_difference
 from specmatrix.reports.wording import count, shorten
 
 WIDTH: Final = 644
@@ -138,21 +137,6 @@ def ratio_point(cell: CellResult) -> Point | None:
         return None
     value, low, high = (100 * (end / reference - 1) for end in (point.value, point.low, point.high))
     return Point(value, low, high, point.tone, point.title)
-
-
-def accuracy_point(cell: CellResult) -> Point | None:
-    """Accuracy minus plain decoding's on the same questions, in percentage points; None if not measured."""
-    gate = cell.gate("accuracy")
-    if gate is None:
-        return None
-    lost, won, n = (number(gate.numbers.get(name)) for name in ("lost", "won", "n"))
-    if lost is None or won is None or not n or lost + won > n:
-        return None
-    low, high = paired_difference(round(lost), round(won), round(n))
-    accuracy = number(gate.numbers.get("accuracy"))
-    share = "" if accuracy is None else f", accuracy {100 * accuracy:.1f} %"
-    title = f"{cell.id}: {lost:g} lost, {won:g} won of {n:g}{share}"
-    return Point(100 * (won - lost) / n, 100 * low, 100 * high, _tone(gate), title)
 
 
 def acceptance_plot(cells: Sequence[CellResult], allowed: tuple[float, float] | None = None) -> str:

@@ -15,10 +15,10 @@ from specmatrix.reports import schema
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.effective import effective
 from specmatrix.reports.groups import RedGroup, failure_name, red_groups
-from specmatrix.reports.lengths import positive
+from specmatrix.reports.lengths import number, positive
 from specmatrix.reports.render import plots
 from specmatrix.reports.render.markup import html, markdown
-from specmatrix.reports.render.plots import Point, acceptance_plot, accuracy_point, glyph
+from specmatrix.reports.render.plots import Point, acceptance_plot, glyph
 from specmatrix.reports.schema import GATE_STATES, GATES, PAGE_FILE, RED_STATES, CellResult, Header, Json, is_red
 from specmatrix.reports.speed import speed_text
 from specmatrix.reports.store import Report, write_text
@@ -263,13 +263,22 @@ def _waiver(cell: CellResult, today: str) -> str:
 
 def _note(cell: CellResult) -> str:
     """A row's text: failure, rewrites, lost attempts, accuracy and speed."""
-    accuracy = accuracy_point(cell)
     texts = [] if cell.state == "PASS" else [shorten(failure(cell), _MAX_NOTE)]
     texts += [f"rewritten {signature(rewrite)}" for rewrite in cell.start.rewrites]
     texts += [f"ran again: {loss}" for loss in cell.losses]
-    texts += [] if accuracy is None else [accuracy.title.removeprefix(f"{cell.id}: ")]
-    texts += [text] if (text := speed_text(cell)) else []
+    texts += filter(None, (accuracy_text(cell), speed_text(cell)))
     return "; ".join(texts)
+
+
+def accuracy_text(cell: CellResult) -> str:
+    """`12 lost, 2 won of 100, accuracy 70.0 %`, against plain decoding on the same questions; "" if not measured."""
+    gate = cell.gate("accuracy")
+    names = ("lost", "won", "n", "accuracy")
+    found = [] if gate is None else [one for name in names if (one := number(gate.numbers.get(name))) is not None]
+    if len(found) < len(names):
+        return ""
+    lost, won, n, accuracy = found
+    return f"{lost:g} lost, {won:g} won of {n:g}, accuracy {100 * accuracy:.1f} %"
 
 
 def _axes(values: Sequence[dict[str, str]]) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ from specmatrix.reports import schema
 from specmatrix.reports.render import plots
 from specmatrix.reports.render.console import as_called
 from specmatrix.reports.render.markup import LIMIT
-from specmatrix.reports.render.run import MAX_ROWS, run_markdown, run_page, view, write_run
+from specmatrix.reports.render.run import MAX_ROWS, accuracy_text, run_markdown, run_page, view, write_run
 from specmatrix.reports.render.terminal import print_run
 from specmatrix.reports.store import load
 
@@ -293,23 +293,9 @@ def test_acceptance_is_plotted_against_each_cells_own_reference(make_cell):
     assert (plots.ratio_point(old).low, plots.ratio_point(old).high) == pytest.approx((20, 30))
 
 
-def test_every_output_shows_which_combinations_ran(run_of, make_cell):
-    axes = {"topk": "4", "spec_version": "v2", "batch": "single"}
-    asked = make_cell("a", axes=axes, resolved={"topk": 4, "spec_version": "v2"})
-    rewritten = make_cell("b", axes=axes | {"batch": "pair"}, resolved={"topk": 4, "spec_version": "v1"})
-    run = run_of([asked, rewritten])
-    sentence = "equested coverage: 5 pairs, 2 triples; covered by passing cells: 6 and 2"
-    assert sentence in printed(print_run, run) and sentence in run_markdown(run)
-    rows = re.findall(r"<td>(pairs|triples)</td><td>(\d+)</td><td>(\d+)</td>", run_page(run))
-    assert rows == [("pairs", "5", "6"), ("triples", "2", "2")]
-
-
-def test_accuracy_is_plotted_against_plain_decoding(make_cell):
+def test_a_row_has_the_accuracy_beside_plain_decoding(make_cell):
     gate = schema.GateResult("accuracy", "FAIL", {"accuracy": 0.7, "baseline": 0.8, "n": 100, "lost": 12, "won": 2})
-    point = plots.accuracy_point(make_cell(gates=(gate,)))
-    assert (point.value, point.tone) == (-10.0, "bad")
-    assert point.low < -10 < point.high
-    assert point.title == "eagle3.k4: 12 lost, 2 won of 100, accuracy 70.0 %"
-    for numbers in ({}, {"lost": 1, "won": 1}, {"lost": 0, "won": 0, "n": 0}):
-        assert plots.accuracy_point(make_cell(gates=(replace(gate, numbers=numbers),))) is None
-    assert plots.accuracy_point(make_cell()) is None
+    assert accuracy_text(make_cell(gates=(gate,))) == "12 lost, 2 won of 100, accuracy 70.0 %"
+    for numbers in ({}, {"lost": 1, "won": 1}):
+        assert accuracy_text(make_cell(gates=(replace(gate, numbers=numbers),))) == ""
+    assert accuracy_text(make_cell()) == ""
