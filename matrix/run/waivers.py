@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Final
 
-from msgspec import structs
+from msgspec import ValidationError, convert, structs
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from specmatrix.errors import ConfigError, shown
@@ -21,13 +21,10 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selector import parse_selector
 from specmatrix.matrix.gates.registry import gate_names
 from specmatrix.matrix.subjects.registry import known_subjects
-from specmatrix.reports.schema import CRASH, RED_STATES, CellResult, Waiver, WaiverKind, WaiverRule
+from specmatrix.reports.schema import CRASH, RED_STATES, REFERENCE, CellResult, Waiver, WaiverRule
 from specmatrix.reports.yaml_text import parse_yaml
 
 DEFAULT_FILE: Final = Path("specmatrix-waivers.yaml")
-REQUIRED: Final = ("cells", "gate", "reason", "expiry")
-_KINDS: Final = get_args(WaiverKind)
-OPTIONAL: Final = ("kind", "subject", "versions", "issue", "message")
 
 
 def load_waivers(path: Path | None) -> tuple[WaiverRule, ...]:
@@ -48,7 +45,7 @@ def load_waivers(path: Path | None) -> tuple[WaiverRule, ...]:
     except ValueError as error:
         raise ConfigError(f"the waivers {shown(str(path))} are not YAML: {shown(str(error))}") from error
     if read is not None and not isinstance(read, list):
-        raise ConfigError(f"the waivers {shown(str(path))} must be a list, got {_short(read)}")
+        raise ConfigError(f"the waivers {shown(str(path))} must be a list, got a {type(read).__name__}")
     return tuple(_rule(entry, f"waiver {number} of {path}") for number, entry in enumerate(read or (), 1))
 
 
@@ -93,51 +90,35 @@ def _selects(rule: WaiverRule, result: CellResult, subject: str, version: str | 
 
 
 def _rule(entry: object, where: str) -> WaiverRule:
-    if not isinstance(entry, dict):
-        raise ConfigError(f"{where} must have keys and values, got {_short(entry)}")
-    for key in entry:
-        if key not in (*REQUIRED, *OPTIONAL):
-            raise ConfigError(f"{where} has the unknown key {shown(key)}; allowed: {', '.join((*REQUIRED, *OPTIONAL))}")
-    for key in REQUIRED:
-        if key not in entry:
-            raise ConfigError(f"{where} has no {key}; it needs {', '.join(REQUIRED)}")
-    texts: dict[str, Any] = entry
-    for key, value in texts.items():
-        if not isinstance(value, str) or not value.strip():
-            raise ConfigError(f"{key} of {where} must be a text, got {_short(value)}")
-    for fault in _faults(texts, where):
+    if isinstance(entry, dict) and "gate" not in entry:
+        raise ConfigError(f"{where} has no gate, which it excuses")
+    try:
+        rule = convert(entry, WaiverRule)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    for fault in _faults(rule, where):
         raise ConfigError(fault)
-    return WaiverRule(**texts)
+    return rule
 
 
-def _faults(texts: Mapping[str, Any], where: str) -> Iterator[str]:
-    gates = (*gate_names(), CRASH)
-    if texts["gate"] not in gates:
-        yield f"gate of {where} must be one of {', '.join(gates)}, got {shown(texts['gate'])}"
-    if texts.get("kind", _KINDS[0]) not in _KINDS:
-        yield f"kind of {where} must be {' or '.join(_KINDS)}, got {shown(texts['kind'])}"
-    if "subject" in texts and texts["subject"] not in (known := known_subjects()):
-        yield f"subject of {where} must be one of {', '.join(known)}, got {shown(texts['subject'])}"
+def _faults(rule: WaiverRule, where: str) -> Iterator[str]:
+    if rule.gate not in (gates := (*gate_names(), CRASH)):
+        yield f"gate of {where} must be one of {', '.join(gates)}, got {shown(rule.gate)}"
+    if rule.subject != REFERENCE and rule.subject not in (known := known_subjects()):
+        yield f"subject of {where} must be one of {', '.join(known)}, got {shown(rule.subject)}"
     try:
-        good = date.fromisoformat(texts["expiry"]).isoformat() == texts["expiry"]
+        date.fromisoformat(rule.expiry)
     except ValueError:
-        good = False
-    if not good:
-        yield f"expiry of {where} must be a date such as 2026-12-31, got {shown(texts['expiry'])}"
+        yield f"expiry of {where} must be a date such as 2026-12-31, got {shown(rule.expiry)}"
     try:
-        SpecifierSet(texts.get("versions", ""))
+        SpecifierSet(rule.versions)
     except InvalidSpecifier:
-        yield f"versions of {where} must be a range such as '>=5.17,<5.20', got {shown(texts['versions'])}"
+        yield f"versions of {where} must be a range such as '>=5.17,<5.20', got {shown(rule.versions)}"
     try:
-        parse_selector(texts["cells"])
+        parse_selector(rule.cells)
     except ConfigError as error:
         yield f"cells of {where}: {error}"
     try:
-        re.compile(texts.get("message", ""))
+        re.compile(rule.message)
     except re.error as error:
         yield f"message of {where} must be a regular expression: {error}"
-
-
-def _short(value: object) -> str:
-    """A value for a message. YAML aliases can make the text of a 100-byte list endless."""
-    return f"a {type(value).__name__}" if isinstance(value, list | tuple | dict | set) else shown(value)
