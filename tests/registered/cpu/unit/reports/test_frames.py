@@ -61,7 +61,7 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, make_cell, wri
         ((), "got the paths none; allowed are one or more, each once"),
         ((report, str(report)), "allowed are one or more, each once"),
         ((tmp_path / "nowhere",), "cannot read .*nowhere: No such file"),
-        (("x" * 5_000,), r"^cannot read x+\.{3}: File name too long$"),
+        (("x" * 5_000,), r"^cannot read x+…: File name too long$"),
     ):
         with pytest.raises(ReportError, match=sentence):
             specmatrix.load(*paths)
