@@ -92,11 +92,11 @@ def test_the_log_of_an_engine_that_ended_keeps_its_lines(run_of, make_cell):
     assert "\n  RuntimeError: out of memory\n" in said and "gates:" not in said
 
 
-def test_red_cells_stand_before_coverage_and_before_gates_that_do_not_apply(run_of, make_cell):
+def test_red_cells_stand_before_cost_and_before_gates_that_do_not_apply(run_of, make_cell):
     subject = schema.SubjectRecord("mine", "1", (), {"ledger": "it has no journal"})
     run = run_of([make_cell(state="FAIL", gates=(), error="x")], subject=subject)
     text, page = run_markdown(run), run_page(run)
-    assert text.index("### Red cells") < text.index("Requested coverage") < text.index("it has no journal")
+    assert text.index("### Red cells") < text.index("Cost: ") < text.index("it has no journal")
     assert page.index("<h2>Red cells") < page.index("it has no journal") and "### Gates" not in text
 
 
