@@ -76,14 +76,23 @@ class AcceptanceGate(PackageGate):
         return _in_oracle(cell) or (self.exact and (has_session_baseline(cell) or _is_drawn(cell)))
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-        """NOT MEASURED if the oracle lacks the combination or no verify round ran."""
-        if prepared.cell.shares_rounds and self.replays:
-            outcome = self._replayed(run)
-            if outcome.state is State.PASS and prepared.subject == REFERENCE:
-                ngram, seed = run.resolved["ngram"], crc32(f"{prepared.cell.id} {prepared.seed}".encode())
-                text = first_wrong_draft(ngram["match_type"], seed) if ngram else first_wrong_suffix(seed)
-                outcome = replace(outcome, state=State.FAIL if text else State.PASS, message=text)
+        """NOT MEASURED if the oracle lacks the combination or no verify round ran. This engine's drafters also draft
+        behind random texts, or with a random network."""
+        outcome = self._of_rounds(prepared, run)
+        if outcome.state is not State.PASS or prepared.subject != REFERENCE or prepared.cell.own_traits is not None:
             return outcome
+        ngram, seed = run.resolved["ngram"], crc32(f"{prepared.cell.id} {prepared.seed}".encode())
+        if prepared.cell.shares_rounds:
+            text = first_wrong_draft(ngram["match_type"], seed) if ngram else first_wrong_suffix(seed)
+        else:
+            from specmatrix.matrix.conformance.random_networks import first_wrong_block, first_wrong_tree
+
+            text = (first_wrong_block if algorithm(prepared.cell.algorithm).block else first_wrong_tree)(seed)
+        return replace(outcome, state=State.FAIL, message=text) if text else outcome
+
+    def _of_rounds(self, prepared: PreparedCell, run: Run) -> Outcome:
+        if prepared.cell.shares_rounds and self.replays:
+            return self._replayed(run)
         if Capability.ROUNDS not in self.needs:
             run = replace(run, answers=tuple(replace(one, accept_lengths=_unordered(one)) for one in run.answers))
         alone = not _in_oracle(prepared.cell) and not has_session_baseline(prepared.cell)
