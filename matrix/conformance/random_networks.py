@@ -134,7 +134,7 @@ def first_wrong_block(seed: int) -> str:
 
 def _wrong_block(random: Random, name: str) -> str:
     kv_heads, layers, recipe = random.choice((1, 2, 3)), random.choice((1, 2)), RECIPES[random.choice([*KINDS])]
-    shape = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 8, "vocab_size": VOCABULARY}
+    shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 8, "vocab_size": VOCABULARY}
     shape |= {"num_attention_heads": kv_heads * random.choice((1, 2)), "num_key_value_heads": kv_heads}
     shape |= {"num_hidden_layers": layers, "layer_types": ["full_attention"] * layers, "max_window_layers": layers}
     recipe = replace(recipe, config=recipe.config | shape, mask_id=random.randrange(VOCABULARY))

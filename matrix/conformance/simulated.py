@@ -101,10 +101,10 @@ def _run(random: Random, lag: int, rough: bool = False) -> None:
     device: Any = SimpleNamespace(launch=launch, collect=collect, drop=results.clear, clear=lambda free: None)
     loop = Loop(scheduler, device, counters, lag=lag, eos_ids=frozenset({EOS}), text_stream=Letters)
     requests, moments = _serve(loop, random, journal, bad)
-    if rough:  # the second scheduler knows nothing of failures
-        return audit(journal)
-    sent = {r.rid: SentRequest(r.rid, r.account, r.prompt, r.params.max_new_tokens, r.holds, -1) for r in requests}
     audit(journal)
+    if rough:  # the second scheduler knows nothing of failures
+        return
+    sent = {r.rid: SentRequest(r.rid, r.account, r.prompt, r.params.max_new_tokens, r.holds, -1) for r in requests}
     WorkReplay(journal, sizes, sent, {one.rid: tuple(one.tokens) for one in requests}, {}).run(moments)
 
 

@@ -34,7 +34,7 @@ class PageGroupAudit:
 
     def __init__(self, size: int, kind: int, pages: int, tokens: int = 0, margin: int = 0) -> None:
         self.name = ("page", "window page", "state page")[kind]
-        self.size, self.pages, self.tokens = size, pages, tokens if kind else None
+        self.size, self.pages, self.tokens, self.margin = size, pages, tokens if kind else None, margin
         self.owner: dict[int, int] = {}
         self.users: dict[int, int] = {}  # cached page -> accounts that read it
         self.lanes: dict[int, Lane] = {}
@@ -65,9 +65,12 @@ class PageGroupAudit:
         law(end <= reserved, f"a step writes up to position {end}, but {reserved} positions have a {self.name}")
 
     def slide(self, account: int, freed: tuple[int, ...], committed: int) -> None:
-        """Free the first pages, once `committed` positions are committed."""
+        """Free the first pages, all that no query reads once `committed` positions are committed."""
         lane = self.lanes[account]
         law(tuple(lane.pages[: len(freed)]) == freed, f"the freed {self.name}s are not the account's first ones")
+        begin = 0 if self.tokens is None else committed - self.margin - self.tokens + 1
+        due = min(len(lane.pages), max(0, begin // self.size - lane.first))
+        law(len(freed) >= due, f"{len(freed)} {self.name}s are freed; no query reads {due} any more")
         self._free(freed)
         del lane.pages[: len(freed)]
         lane.first += len(freed)
