@@ -27,7 +27,7 @@ from specmatrix.matrix.zoo.config_json import config_of
 from specmatrix.matrix.zoo.oracle import Proposals, tree_paths
 from specmatrix.matrix.zoo.registry import RECIPES
 
-# States of a network, its vocabulary, drafts of a check and their rows.
+# States of a network, its vocabulary, trees of a check and their rows.
 STATES, VOCABULARY, DRAFTED, ROWS = 997, 16, 2, 3
 # A block's texts and width, and the zoo's drafts whose kinds it has.
 TEXT, WIDTH, NEAR = 12, 4, 1e-3
@@ -86,7 +86,7 @@ def first_wrong_tree(seed: int) -> str:
     random, noise = Random(seed), torch.Generator().manual_seed(seed)
     for number in range(DRAFTED):
         topk, steps, nodes = random.choice(SHAPES)
-        table = torch.randn(STATES, VOCABULARY, generator=noise, dtype=torch.float64) * random.choice((1, 4, 16))
+        table = torch.randn(STATES, VOCABULARY, generator=noise, dtype=torch.float64) * random.choice((2, 8, 16))
         network: Any = Growing(table)
         pool: Any = SimpleNamespace(data=table)
         drafter: Any = AutoregressiveDrafter(algorithm("EAGLE"), network, pool, steps, topk, nodes, (), VOCABULARY)
@@ -125,11 +125,9 @@ def _shares(network: Growing, known: int, paths: Iterable[tuple[int, ...]]) -> l
 def first_wrong_block(seed: int) -> str:
     """A sentence on the first draft of a block with random weights, numbers of heads, layers and mask token that the
     zoo's network of these would not choose; else ""."""
-    random = Random(seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        said = (_wrong_block(random, f"random block {number} of {seed}") for number in range(DRAFTED))
-        return next(filter(None, said), "")
+        return _wrong_block(Random(seed), f"the random block {seed}")
 
 
 def _wrong_block(random: Random, name: str) -> str:

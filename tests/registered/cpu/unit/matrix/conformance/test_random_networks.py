@@ -39,5 +39,5 @@ def mixed_heads(own):
 def test_blocks_of_shapes_that_no_fixture_has_are_drafted(monkeypatch, name, broken, shown):
     assert not any(map(first_wrong_block, SEEDS))
     monkeypatch.setattr(DFlash, name, broken, raising=False)
-    said = rf"draft \d of random block \d of \d+ as of llama-mini-d\S+ with {shown}.* is \S+ nats behind the best"
+    said = rf"draft \d of the random block \d+ as of llama-mini-d\S+ with {shown}.* is \S+ nats behind the best"
     assert re.fullmatch(said, next(filter(None, map(first_wrong_block, SEEDS))))
