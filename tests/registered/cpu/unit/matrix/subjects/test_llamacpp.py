@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.llamacpp_lookups import Cache, MapK, MapK4V, Mod
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.environment import LLAMACPP, PROGRAMS
@@ -62,6 +63,9 @@ def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setenv(LLAMACPP.variable, str(tmp_path))
     monkeypatch.setattr(engines, "converted", lambda folder, target=None: tmp_path / f"{folder.name}.gguf")
     yield file
+
+
+MOD = ("spec-ngram-mod-n-match", "spec-ngram-mod-n-min", "spec-ngram-mod-n-max")
 
 
 @contextmanager
@@ -140,6 +144,23 @@ def test_a_server_of_another_model_context_or_drafter_is_none_of_the_cell(record
 def test_a_batch_holds_the_last_tokens_and_the_drafts_of_all_slots():
     commands = [translated(cell) for cell in ("none.c7.gsm", "none.c7.m4.gsm", "standalone.s2.c7", "none.c32")]
     assert [one.flags["batch-size"] for one in commands] == [8, 7, 24, 32]
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        (MapK, {"spec-type": "ngram-map-k", "spec-ngram-map-k-size-n": 2, "spec-ngram-map-k-size-m": 7}),
+        (MapK4V, {"spec-type": "ngram-map-k4v", "spec-ngram-map-k4v-size-n": 2, "spec-ngram-map-k4v-size-m": 7}),
+        (Mod, {"spec-type": "ngram-mod", **dict(zip(MOD, (2, 1, 7), strict=True))}),
+        (Cache, {"spec-type": "ngram-cache", "batch-size": 36, "ubatch-size": 36}),
+    ],
+)
+def test_further_lookups_have_flags_of_their_own(kind, flags):
+    """Plain decoding, which is their baseline, has none of them."""
+    cells = [Cell.from_id(name) for name in ("none.c32.m4.burst", "ngram.n8.c32.m4.burst")]
+    plain, drafting = (kind().translate(prepare(cell, subject="llamacpp")).flags for cell in cells)
+    assert plain == translated("none.c32.m4.burst").flags
+    assert drafting == plain | flags
 
 
 @pytest.mark.parametrize(
