@@ -5,34 +5,34 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 from specmatrix.benchmarks.metric import Metric
+from specmatrix.errors import ConfigError, shown
 from specmatrix.reports.render.console import print_markdown, waiting
 from specmatrix.reports.render.markup import markdown
 from specmatrix.reports.store import check_place, write_text
 
+# Rounds on a GPU, and a search of tiles.
+GROUPS: Final = ("gpu", "tune")
 FILES: Final = ("bench.json", "bench.md")
 
 
-def bench(out: Path | None = None, json_: bool = False) -> int:
+def bench(group: str = GROUPS[0], out: Path | None = None, json_: bool = False) -> int:
     """Measure, print (JSON with `json_`, else a table) and, with `out`, write bench.json and bench.md there.
 
-    Returns 0 if every goal is met, else 1; noisy, red and unmeasured figures do not meet their goal. ConfigError
-    without a GPU, ReportError if `out` cannot be written.
+    Returns 0 if every goal is met, else 1; noisy, red and unmeasured figures do not meet their goal. ConfigError for an
+    unknown name, ReportError if `out` cannot be written.
     """
-    import torch
-
-    from specmatrix.benchmarks.gpu import measure
-
-    torch.set_num_threads(1)
+    if group not in GROUPS:
+        raise ConfigError(f"benchmark {shown(group)} is unknown; it must be one of {', '.join(GROUPS)}")
     if out is not None:
         check_place(out, *FILES)
-    with waiting("measuring"):
-        found = [*measure()]
+    with waiting(f"measuring {group}"):
+        found = [*_measure(group)()]
     record = recorded(found)
     table = markdown("bench.md.j2", record=record)
     if out is not None:
@@ -43,6 +43,16 @@ def bench(out: Path | None = None, json_: bool = False) -> int:
     else:
         print_markdown(table)
     return 0 if all(metric.state in ("met", "reported") or metric.goal is None for metric in found) else 1
+
+
+def _measure(group: str) -> Callable[[], Iterator[Metric]]:
+    """The measure function of a group; imports torch and sets one compute thread."""
+    import torch
+
+    from specmatrix.benchmarks import gpu, tune
+
+    torch.set_num_threads(1)
+    return {"gpu": gpu.measure, "tune": tune.measure}[group]
 
 
 def recorded(found: Sequence[Metric]) -> dict[str, Any]:

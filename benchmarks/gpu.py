@@ -168,7 +168,7 @@ OTHERS: Final = (
 def measure() -> Iterator[Metric]:
     """Every figure of every shape. ConfigError without a GPU."""
     if not torch.cuda.is_available():
-        raise ConfigError("the benchmarks need a GPU but this machine has none")
+        raise ConfigError("benchmark 'gpu' needs a GPU but this machine has none")
     with TemporaryDirectory() as folder:
         yield from metrics(Path(folder))
 

@@ -1,4 +1,4 @@
-"""The tiles of `fused_linear`: those that `python -m tools.tune` found fastest, and a rule for other sizes."""
+"""The tiles of `fused_linear`: those that `specmatrix bench tune` found fastest, and a rule for other sizes."""
 
 from __future__ import annotations
 

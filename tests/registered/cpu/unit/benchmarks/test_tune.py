@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from specmatrix.benchmarks.shapes import SHAPES
+from specmatrix.benchmarks.tune import BATCHES, candidates, projections
 from specmatrix.kernels.fused_linear import tiles
-from tools.tune import BATCHES, candidates, projections
 
 PROCESSORS = 132
 

@@ -1,4 +1,4 @@
-"""`python -m tools.tune`: searches the tiles of `fused_linear` for this GPU and writes them to their table.
+"""`specmatrix bench tune`: searches the tiles of `fused_linear` for this GPU and writes them to their table.
 
 A tile is timed where it works: in a forward of a few layers with attention, as a CUDA graph, because neighbouring
 kernels overlap. Tiles are compiled by several processes; then each projection in turn takes the fastest, with the other
@@ -16,7 +16,7 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -25,6 +25,7 @@ from specmatrix.benchmarks.metric import Metric
 from specmatrix.benchmarks.shapes import SHAPES, LlamaShape, write_eagle3, write_target
 from specmatrix.benchmarks.steady import PAIRS, Bench, freed
 from specmatrix.engine.models.layers import FUSED_ROWS
+from specmatrix.errors import ConfigError
 from specmatrix.kernels.fused_linear import PART, Fusion, NextNorm, fused_linear, tiles
 from specmatrix.kernels.fused_linear.tiles import MEMORY, LinearTile, Projection
 
@@ -48,7 +49,11 @@ SWEEPS: Final = 2
 def measure() -> Iterator[Metric]:
     """A metric for each shape and number of rows: the time of a forward before, over that after. Writes the table,
     without the tiles of those that were not faster in every turn.
+
+    ConfigError without a GPU.
     """
+    if not torch.cuda.is_available():
+        raise ConfigError("benchmark 'tune' needs a GPU but this machine has none")
     card = torch.cuda.get_device_name()
     table = tiles.TILES.setdefault(card, dict(tiles.TILES[tiles.USUAL]))
     pool = ProcessPoolExecutor(min(COMPILERS, os.cpu_count() or 1), mp_context=get_context("spawn"))
@@ -58,9 +63,8 @@ def measure() -> Iterator[Metric]:
             target = write_target(Path(folder) / name, few, "cuda")
             bench = Bench(name, str(target), str(write_eagle3(Path(folder) / f"{name}-eagle3", few, "cuda")))
             with freed(bench.engine(1)) as llm:
-                executor: Any = llm.loop.executor
                 for rows, batch in BATCHES.items():
-                    run = forward(executor.target, batch, 1, bench.prompt)
+                    run = forward(llm.loop.executor.target, batch, 1, bench.prompt)
                     timed = partial(device_seconds, run, "cuda", REPEATED)
                     before = dict(table)
                     for _ in range(SWEEPS):
@@ -178,8 +182,3 @@ def _compiles(one: Projection, found: LinearTile) -> bool:
     except OutOfResources:
         return False
     return True
-
-
-if __name__ == "__main__":
-    for found in measure():
-        print(f"{found.name}: {found.median:.3f} times as fast as before; {found.note}", flush=True)
