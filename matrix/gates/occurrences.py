@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from specmatrix.errors import ConfigError
@@ -17,6 +18,8 @@ from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.predicted import RESOLVED_SHAPE, Prediction, deepest_round, predict, splits_stop
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
+
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Seen(NamedTuple):
@@ -96,10 +99,13 @@ OCCURRENCES: Final[Mapping[str, Sequence[Occurrence]]] = {
 }
 
 
-def proven(outcome: Outcome, prepared: PreparedCell, run: Run) -> Outcome:
-    """The outcome, NOT MEASURED in place of a PASS if something did not happen on which its meaning rests."""
+def proven(outcome: Outcome, prepared: PreparedCell, run: Run, excluded: Mapping[str, str] = NOTHING) -> Outcome:
+    """The outcome, NOT MEASURED in place of a PASS if something did not happen on which its meaning rests.
+
+    excluded: the subject's excluded gates. Without `acceptance` the oracle has no rounds for it, which all rows need.
+    """
     rows = [row for row in OCCURRENCES.get(outcome.gate, ()) if row.needs in run.capabilities]
-    if outcome.state is not State.PASS or not rows:
+    if outcome.state is not State.PASS or not rows or "acceptance" in excluded:
         return outcome
     requests = _seen(prepared, run)
     for row in rows:

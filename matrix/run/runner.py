@@ -218,7 +218,8 @@ class Runner:
             if has_session_baseline(prepared.cell):
                 run = replace(run, session_baseline=self.baselines.run(prepared.session_baseline))
         gates = self._applied(prepared.cell)
-        verdicts = [_verdict(gate, prepared, run, baseline) for gate in gates]
+        excluded = self.subject.profile.excluded
+        verdicts = [_verdict(gate, prepared, run, baseline, excluded) for gate in gates]
         assert [one.gate for one in verdicts] == [gate.name for gate in gates]
         outcomes = nearest_first(verdicts)
         return judged(prepared, outcomes, engine, run.evidence, command, failing_request(run, baseline, outcomes))
@@ -353,12 +354,12 @@ def resumed(
     return found
 
 
-def _verdict(gate: Gate, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
+def _verdict(gate: Gate, prepared: PreparedCell, run: Run, baseline: Run, excluded: Mapping[str, str]) -> Outcome:
     """A gate's outcome; NOT MEASURED if it needs a package that is not installed, or if what its PASS rests on did not
     happen."""
     like = prepared if isinstance(gate, OwnGate) else prepared.as_like
     try:
-        return proven(gate.judge(like, run, baseline), like, run)
+        return proven(gate.judge(like, run, baseline), like, run, excluded)
     except ModuleNotFoundError as error:
         if (sentence := missing_extra(error)) is None:
             raise

@@ -34,7 +34,7 @@ class ShallowEngine(ReplayEngine):
     resolved = {"num_steps": 2, "topk": 1, "num_draft_tokens": 3}  # noqa: RUF012 - of the protocol
 
 
-def judged(fault: str, cell: str, seed: int = 0, kind: type[ReplaySubject] = ReplaySubject) -> CellResult:
+def judged(fault: str, cell: str, seed: int = 0, kind: Callable[[str], ReplaySubject] = ReplaySubject) -> CellResult:
     subject = kind(fault)
     runner = Runner(subject, seed, gates=applied_gates(subject.profile).gates)
     try:
@@ -92,6 +92,12 @@ def test_equal_texts_prove_nothing_if_no_round_accepted_or_rejected(fault: str, 
     assert re.fullmatch(
         rf"no request had a verify round that {what} draft, which q\d+ must have by the oracle's text", outcome.message
     )
+
+
+def test_rounds_that_are_a_subjects_own_need_not_be_the_oracles():
+    own = replace(ReplaySubject.profile, excluded={"acceptance": "it chooses its own depth"})
+    outcome = judged("never accepts", ALONE, kind=partial(ReplaySubject, profile=own)).gate("lossless")
+    assert outcome is not None and outcome.state == "PASS", outcome.message
 
 
 @pytest.mark.parametrize(("fault", "state"), [("", "PASS"), ("never accepts", "NOT MEASURED")])
