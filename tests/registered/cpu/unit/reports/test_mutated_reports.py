@@ -154,7 +154,7 @@ def read(path: Path, base: Report) -> bool:
         texts += [comparison_markdown(comparison), comparison_page(comparison)]
         texts.append(json.dumps(comparison_record(comparison), allow_nan=False))
         print_comparison(comparison, console)
-    frames = Runs({str(path): report}, {})
+    frames = Runs({str(path): report})
     made = (frames.headers, frames.cells, frames.gates, frames.evidence, frames.starts)
     assert all(frame is not None for frame in made)
     for text in (*texts, console.file.getvalue()):

@@ -39,12 +39,7 @@ def retracts_beside_a_draining_end(self, request, width):
         (SessionKV, "droppable", lambda self, group, spare, pinned: 99, "; got open of "),
         (Scheduler, "publish", lambda self, request: None, "are cached; got "),
         (Scheduler, "finish", lambda self, request, finish: None, "LedgerError: no request can run"),
-        (
-            Scheduler,
-            "passed",
-            lambda self, plan, request: None,
-            "ended by Finish(reason='length', matched=None, message=None), alone",
-        ),
+        (Scheduler, "passed", lambda self, plan, request: None, "matched='3', message=None), alone"),
         (Loop, "_deliver", lambda *_: 1 / 0, "request 1 has 0 tokens and ended by Finish(reason='error'"),
     ],
 )
