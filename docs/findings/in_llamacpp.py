@@ -83,7 +83,7 @@ def copying(kind: str) -> tuple[str, str]:
     ones, same, rest = np.ones(WIDTH), np.eye(WIDTH), np.zeros((WIDTH, 2 * WIDTH))
     tensors = {"token_embd": ends, "output": ends, "output_norm": ones}
     target = written("llama", tensors | block(0) | block(1) | block(2) | block(3), 4, {})
-    # What a draft reads of the target are inputs of its layers, of which the first is the token's embedding.
+    # A draft reads the inputs of three target layers; the first of them is the token's embedding.
     tensors = {"fc": np.hstack((same, rest)), "output_norm": ones}
     extra: dict[str, int | list[int]] = {f"{kind}.target_layers": [1, 2, 3]}
     if kind == "eagle3":

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from specmatrix.errors import ConfigError
@@ -18,8 +17,6 @@ from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.matrix.workloads.predicted import RESOLVED_SHAPE, Prediction, deepest_round, predict, splits_stop
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
-
-NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Seen(NamedTuple):
@@ -99,7 +96,7 @@ OCCURRENCES: Final[Mapping[str, Sequence[Occurrence]]] = {
 }
 
 
-def proven(outcome: Outcome, prepared: PreparedCell, run: Run, excluded: Mapping[str, str] = NOTHING) -> Outcome:
+def proven(outcome: Outcome, prepared: PreparedCell, run: Run, excluded: Mapping[str, str]) -> Outcome:
     """The outcome, NOT MEASURED in place of a PASS if something did not happen on which its meaning rests.
 
     excluded: the subject's excluded gates. Without `acceptance` the oracle has no rounds for it, which all rows need.
