@@ -226,8 +226,8 @@ def block_in_first_runner() -> tuple[object, object]:
     return [True, True], drawn
 
 
-def delta_net_short_round() -> tuple[object, object]:
-    """The convolution's inputs of a gated delta net, of a round of 2 tokens after one in which 4 were accepted."""
+def delta_net_rounds(rounds: list[tuple[list[int], int]]) -> list[float]:
+    """What a gated delta net keeps of its convolution's inputs behind rounds: (inputs, tokens accepted before)."""
     from types import SimpleNamespace
 
     import torch
@@ -238,21 +238,35 @@ def delta_net_short_round() -> tuple[object, object]:
     layer = SimpleNamespace(
         conv1d=SimpleNamespace(weight=torch.ones(channels, 1, taps), bias=None), activation="silu",
         A_log=torch.zeros(heads), dt_bias=torch.zeros(heads, dtype=torch.bfloat16),
-        rearrange_mixed_qkv=lambda mixed: [part.view(1, -1, heads, size) for part in mixed.split(heads * size, 1)],
+        rearrange_mixed_qkv=lambda mixed: [part.reshape(1, -1, heads, size) for part in mixed.split(heads * size, 1)],
     )  # fmt: skip
-    given = SimpleNamespace(
-        num_spec_decodes=1, spec_state_indices_tensor=torch.tensor([[1, 2, 3, 4]]),
-        spec_query_start_loc=torch.tensor([0, 2]), num_accepted_tokens=torch.tensor([4]),
-    )  # fmt: skip
-    inputs, gates = torch.ones(2, channels, dtype=torch.bfloat16), torch.zeros(2, heads, dtype=torch.bfloat16)
     windows = torch.zeros(5, channels, kept, dtype=torch.bfloat16)
     states = torch.zeros(5, heads, size, size)
     gdn_attention._unpacked_conv_weight = lambda layer: layer.conv1d.weight[:, 0].bfloat16()
+    # A CPU with AMX runs this code where rounds of a step have different widths.
+    torch.cpu._is_amx_tile_supported = lambda: False
+    for tokens, accepted in rounds:
+        given = SimpleNamespace(
+            num_spec_decodes=1, spec_state_indices_tensor=torch.tensor([[1, 2, 3, 4]]),
+            spec_query_start_loc=torch.tensor([0, len(tokens)]), num_accepted_tokens=torch.tensor([accepted]),
+        )  # fmt: skip
+        inputs = torch.tensor(tokens).bfloat16()[:, None].expand(-1, channels).contiguous()
+        gates = torch.zeros(len(tokens), heads, dtype=torch.bfloat16)
+        gdn_attention._spec_forward(layer, given, inputs, gates, gates, windows, states, taps, kept)
+    return windows[1, 0].tolist()
+
+
+def delta_net_short_round() -> tuple[object, object]:
+    """The convolution's inputs of a gated delta net, of a round of 2 tokens after one in which 4 were accepted."""
     try:
-        found = gdn_attention._spec_forward(layer, given, inputs, gates, gates, windows, states, taps, kept)
+        return [3, 4, 5, 6], delta_net_rounds([([1, 2, 3, 4], 1), ([5, 6], 4)])[:4]
     except RuntimeError as error:
-        return (2, heads, size), str(error)
-    return (2, heads, size), tuple(found.shape)
+        return [3, 4, 5, 6], str(error)
+
+
+def delta_net_stale_inputs() -> tuple[object, object]:
+    """What the convolution reads behind a round of 2 tokens, both accepted; of the round before, 1 of 4 was."""
+    return [1, 2, 3], delta_net_rounds([([1, 91, 92, 93], 1), ([2, 3], 1)])[1:4]
 
 
 FINDINGS: Final[dict[str, Callable[[], tuple[object, object]]]] = {
@@ -268,6 +282,7 @@ FINDINGS: Final[dict[str, Callable[[], tuple[object, object]]]] = {
     "stop-string-metrics": stop_string_metrics,
     "block-in-first-runner": block_in_first_runner,
     "delta-net-short-round": delta_net_short_round,
+    "delta-net-stale-inputs": delta_net_stale_inputs,
 }
 
 
