@@ -10,7 +10,6 @@ import pytest
 
 from specmatrix import HOME
 
-
 SUBJECTS = ("transformers", "openvino", "onnxruntime-genai", "mlx-lm", "vllm")
 
 
