@@ -26,11 +26,12 @@ def number(value: Json, most: float = MAX_NUMBER) -> float | None:
 
 
 def positive(value: Json) -> float | None:
-    """A recorded number above 0 and at most `MAX_NUMBER`, None for anything else."""
-    return number(value) or None
+    """A recorded number from 1 / `MAX_NUMBER` to `MAX_NUMBER`, so that ratios are finite; None for anything else."""
+    found = number(value)
+    return found if found and found * MAX_NUMBER >= 1 else None
 
 
 def positives(value: Json) -> list[float]:
-    """A recorded list of numbers above 0 and at most `MAX_NUMBER`, empty for anything else."""
+    """A recorded list of numbers as of `positive`, empty for anything else."""
     found = [positive(each) for each in value] if isinstance(value, list) else []
     return [] if None in found else [each for each in found if each]

@@ -59,7 +59,8 @@ def test_a_changed_byte_stops_the_command(command: str, tree: Path, weights: Pat
     done = run(tree, COMMANDS[command])
     sentence = f"zoo file {weights} is changed: its sha256 is not the recorded one; restore it"
     assert sentence in done.stdout + done.stderr
-    assert done.returncode == 2 and not (tree / "out").exists()
+    # xdist counts what its workers cannot collect as failures.
+    assert done.returncode == (1 if "two workers" in command else 2) and not (tree / "out").exists()
     if "pytest" not in command:
         assert (done.stdout, done.stderr) == ("", f"specmatrix: {sentence}\n")
 

@@ -25,7 +25,7 @@ GOOD = {
 def test_only_numbers_in_their_range_are_taken():
     assert number(10**400) is None
     assert [value for value in WRONG if number(value) is not None] == [0, 0.5]
-    assert positives([2, 0.5]) == [2, 0.5] and positives([1, 0]) == positives([1, True]) == []
+    assert positives([2, 0.5]) == [2, 0.5] and positives([1, 0]) == positives([1, True]) == positives([5e-324]) == []
 
 
 @pytest.mark.parametrize(("gate", "name"), [(gate, name) for gate, names in GOOD.items() for name in names])
