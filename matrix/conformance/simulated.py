@@ -76,7 +76,7 @@ def _run(random: Random, lag: int, rough: bool = False) -> None:
         overrun=sizes.overrun,
         max_running=rows,
         chunk=chunk,
-        context_length=PROMPT + OUTPUT,
+        context_length=pages * page,
         ragged=ragged,
         mixed=mixed,
     )
@@ -100,12 +100,27 @@ def _run(random: Random, lag: int, rough: bool = False) -> None:
 
     device: Any = SimpleNamespace(launch=launch, collect=collect, drop=results.clear, clear=lambda free: None)
     loop = Loop(scheduler, device, counters, lag=lag, eos_ids=frozenset({EOS}), text_stream=Letters)
+    _fill(scheduler)
     requests, moments = _serve(loop, random, journal, bad)
     audit(journal)
     if rough:  # the second scheduler knows nothing of failures
         return
     sent = {r.rid: SentRequest(r.rid, r.account, r.prompt, r.params.max_new_tokens, r.holds, -1) for r in requests}
     WorkReplay(journal, sizes, sent, {one.rid: tuple(one.tokens) for one in requests}, {}).run(moments)
+
+
+def _fill(scheduler: Scheduler) -> None:
+    """The largest request that can run alone is taken, and one of a token more is refused."""
+    pages = scheduler.ledger.groups[0]
+    room = pages.num_pages * pages.page_size - scheduler.overrun
+    for prompt, refused in ((room - 1, False), (room, True)):
+        try:
+            scheduler.admission.check(Request(0, (1,) * prompt, SamplingParams(max_new_tokens=1), 0))
+            said = ""
+        except RequestError as error:
+            said = str(error)
+        if bool(said) is not refused:
+            raise WorkMismatch(f"a request of {prompt + 1} tokens for a room of {room} is {said or 'taken'}")
 
 
 class Letters:
