@@ -100,7 +100,7 @@ def _run(random: Random, lag: int, rough: bool = False) -> None:
 
     device: Any = SimpleNamespace(launch=launch, collect=collect, drop=results.clear, clear=lambda free: None)
     loop = Loop(scheduler, device, counters, lag=lag, eos_ids=frozenset({EOS}), text_stream=Letters)
-    _fill(scheduler)
+    _check_room(scheduler)
     requests, moments = _serve(loop, random, journal, bad)
     audit(journal)
     if rough:  # the second scheduler knows nothing of failures
@@ -109,7 +109,7 @@ def _run(random: Random, lag: int, rough: bool = False) -> None:
     WorkReplay(journal, sizes, sent, {one.rid: tuple(one.tokens) for one in requests}, {}).run(moments)
 
 
-def _fill(scheduler: Scheduler) -> None:
+def _check_room(scheduler: Scheduler) -> None:
     """The largest request that can run alone is taken, and one of a token more is refused."""
     pages = scheduler.ledger.groups[0]
     room = pages.num_pages * pages.page_size - scheduler.overrun
