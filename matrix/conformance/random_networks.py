@@ -13,6 +13,8 @@ from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from specmatrix.engine.core.draft.algorithms import algorithm
 from specmatrix.engine.device.batch import StepBatch
@@ -21,6 +23,7 @@ from specmatrix.engine.models.config import read_model_config
 from specmatrix.engine.models.dflash.model import DFlash, DFlash2, DSpark
 from specmatrix.engine.spec.autoregressive import AutoregressiveDrafter
 from specmatrix.engine.spec.dflash import BlockDrafter
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.conformance.random_trees import SHAPES
 from specmatrix.matrix.zoo.checkpoint import named, new_draft
 from specmatrix.matrix.zoo.config_json import config_of
@@ -29,6 +32,14 @@ from specmatrix.matrix.zoo.registry import RECIPES
 
 # States of a network, its vocabulary, trees of a check and their rows.
 STATES, VOCABULARY, DRAFTED, ROWS = 997, 16, 2, 3
+# How positions of blocks are scaled, each within a text; `type` is the older name of `rope_type`.
+AT_MOST: Final = {"original_max_position_embeddings": 8}
+SCALINGS: Final[tuple[dict[str, Any], ...]] = (
+    {"rope_type": "default"},
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0} | AT_MOST,
+    {"rope_type": "yarn", "factor": 4.0, "beta_fast": 2.0, "beta_slow": 0.5} | AT_MOST,
+)
 # A block's texts and width, and the zoo's drafts whose kinds it has.
 TEXT, WIDTH, NEAR = 12, 4, 1e-3
 KINDS: Final[dict[str, type[DFlash]]] = {
@@ -123,23 +134,35 @@ def _shares(network: Growing, known: int, paths: Iterable[tuple[int, ...]]) -> l
 
 @torch.inference_mode()
 def first_wrong_block(seed: int) -> str:
-    """A sentence on the first draft of a block with random weights, numbers of heads, layers and mask token that the
-    zoo's network of these would not choose; else ""."""
+    """A sentence on the first draft of blocks with random weights, numbers of heads, layers and mask token, and each
+    scaling of positions, that the zoo's network of these would not choose, or that is refused; else ""."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return _wrong_block(Random(seed), f"the random block {seed}")
+        random, made = Random(seed), f"the random block {seed}"
+        try:
+            return next(filter(None, (_wrong_block(random, made, scaling) for scaling in SCALINGS)), "")
+        except ConfigError as error:
+            return f"the config.json of {error}"
 
 
-def _wrong_block(random: Random, name: str) -> str:
+def _wrong_block(random: Random, name: str, scaling: dict[str, Any]) -> str:
     kv_heads, layers, recipe = random.choice((1, 2, 3)), random.choice((1, 2)), RECIPES[random.choice([*KINDS])]
     shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 8, "vocab_size": VOCABULARY}
     shape |= {"num_attention_heads": kv_heads * random.choice((1, 2)), "num_key_value_heads": kv_heads}
     shape |= {"num_hidden_layers": layers, "layer_types": ["full_attention"] * layers, "max_window_layers": layers}
+    row, theta = dict(scaling), {"rope_theta": random.choice((10.0, 100.0))}
+    rotary = Qwen3RotaryEmbedding(Qwen3Config(head_dim=8, max_position_embeddings=32, rope_parameters=theta | row))
+    if random.choice((True, False)):
+        shape |= {"rope_parameters": theta | row}
+    else:
+        kind = random.choice(("rope_type", "type"))
+        shape |= theta | {"rope_scaling": {kind: row.pop("rope_type"), **row}}
     recipe = replace(recipe, config=recipe.config | shape, mask_id=random.randrange(VOCABULARY))
     embedding, head = torch.randn(2, VOCABULARY, 32).unbind()
     parts: Any = SimpleNamespace(lm_head=SimpleNamespace(weight=head))
     parts.model = SimpleNamespace(embed_tokens=SimpleNamespace(weight=embedding))
     net: Any = new_draft(recipe, parts).eval()
+    net.shape.rotary = lambda at: tuple(one.view(*at.shape, -1) for one in rotary(embedding, at.view(1, -1)))
     for weight in net.parameters():
         weight.add_(torch.randn_like(weight) * 0.3)
     target: Any = SimpleNamespace(dtype=torch.float32, hidden_size=32, num_layers=4, deterministic=True, positions=64)
@@ -160,7 +183,8 @@ def _wrong_block(random: Random, name: str) -> str:
         logits = net.corrected(hidden[:, 0, :column], found[:, :column])[:, -1]
         behind = logits.amax(1) - logits.gather(1, found[:, column : column + 1])[:, 0]
         if behind.max() > NEAR:
-            text = f"{kv_heads} KV heads, {config.num_heads} heads, {layers} layers and mask token {recipe.mask_id}"
+            text = f"{kv_heads} KV heads, {config.num_heads} heads, {layers} layers, mask token {recipe.mask_id}"
+            text += f" and {config.rope.kind} rotation"
             return (
                 f"draft {column} of {name} as of {recipe.name} with {text} is {behind.max():.2g} nats behind the best"
             )

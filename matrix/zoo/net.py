@@ -25,7 +25,9 @@ def rotary_dim(shape: Shape) -> int:
 
 
 def rope_table(shape: Shape, positions: Tensor) -> Table:
-    """cos and sin [..., rotary_dim] float32 for rotary embedding in half-split form."""
+    """cos and sin [..., rotary_dim] float32 for rotary embedding in half-split form; `shape.rotary`: another rule."""
+    if (own := getattr(shape, "rotary", None)) is not None:
+        return own(positions)  # type: ignore[no-any-return]  # a caller's
     width = rotary_dim(shape)
     steps = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32)
     angles = positions[..., None].float() * shape.rope_theta ** (-steps / width)

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from specmatrix.engine.models import rope
 from specmatrix.engine.models.dflash.model import DFlash
 from specmatrix.engine.spec import autoregressive
 from specmatrix.matrix.conformance.random_networks import first_wrong_block, first_wrong_tree
@@ -41,3 +42,10 @@ def test_blocks_of_shapes_that_no_fixture_has_are_drafted(monkeypatch, name, bro
     monkeypatch.setattr(DFlash, name, broken, raising=False)
     said = rf"draft \d of the random block \d+ as of llama-mini-d\S+ with {shown}.* is \S+ nats behind the best"
     assert re.fullmatch(said, next(filter(None, map(first_wrong_block, SEEDS))))
+
+
+def test_blocks_have_scaled_positions(monkeypatch):
+    monkeypatch.setattr(rope, "_yarn", lambda given, frequency: frequency / given.factor)
+    assert next(filter(None, map(first_wrong_block, SEEDS))).split(" is ")[0].endswith(" and yarn rotation")
+    monkeypatch.setitem(rope.FIELDS, "linear", ())
+    assert "rope_scaling.factor" in (said := first_wrong_block(1)), said
