@@ -145,18 +145,24 @@ def first_wrong_block(seed: int) -> str:
             return f"the config.json of {error}"
 
 
+def scaled_rotation(random: Random, scaling: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A config.json's fields of rotations with a scaling of SCALINGS, by default any, in one of their spellings."""
+    row, theta = dict(scaling or random.choice(SCALINGS)), {"rope_theta": random.choice((10.0, 100.0))}
+    if random.choice((True, False)):
+        return {"rope_parameters": theta | row}
+    kind = random.choice(("rope_type", "type"))
+    return theta | {"rope_scaling": {kind: row.pop("rope_type"), **row}}
+
+
 def _wrong_block(random: Random, name: str, scaling: dict[str, Any]) -> str:
     kv_heads, layers, recipe = random.choice((1, 2, 3)), random.choice((1, 2)), RECIPES[random.choice([*KINDS])]
     shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 8, "vocab_size": VOCABULARY}
     shape |= {"num_attention_heads": kv_heads * random.choice((1, 2)), "num_key_value_heads": kv_heads}
     shape |= {"num_hidden_layers": layers, "layer_types": ["full_attention"] * layers, "max_window_layers": layers}
-    row, theta = dict(scaling), {"rope_theta": random.choice((10.0, 100.0))}
-    rotary = Qwen3RotaryEmbedding(Qwen3Config(head_dim=8, max_position_embeddings=32, rope_parameters=theta | row))
-    if random.choice((True, False)):
-        shape |= {"rope_parameters": theta | row}
-    else:
-        kind = random.choice(("rope_type", "type"))
-        shape |= theta | {"rope_scaling": {kind: row.pop("rope_type"), **row}}
+    rotation = scaled_rotation(random, scaling)
+    whole = rotation.get("rope_parameters") or {"rope_theta": rotation["rope_theta"], **scaling}
+    rotary = Qwen3RotaryEmbedding(Qwen3Config(head_dim=8, max_position_embeddings=32, rope_parameters=whole))
+    shape |= rotation
     recipe = replace(recipe, config=recipe.config | shape, mask_id=random.randrange(VOCABULARY))
     embedding, head = torch.randn(2, VOCABULARY, 32).unbind()
     parts: Any = SimpleNamespace(lm_head=SimpleNamespace(weight=head))

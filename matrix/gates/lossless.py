@@ -134,12 +134,21 @@ class LosslessGate(PackageGate):
             if outcome.state is not State.PASS:
                 outcome = replace(outcome, accept=rewriting(target))
             elif exact:
-                outcome = self._along(prepared, every, outcome)
+                outcome = self._of_random_targets(prepared, self._along(prepared, every, outcome))
         if scored_prompts := [pair for pair in every if pair.request.prompt_logprobs >= 0]:
             outcome = self._against_prompts(scored_prompts, outcome, run, target, exact)
         asked = [pair for pair in pairs(run, baseline) if pair in every or pair.request.prompt != DRAW_PROMPT]
         ruled = [pair for pair in asked if pair.request.ruled and not pair.request.own]
         return self._against_rules(ruled, outcome, prepared, exact, fast) if ruled else outcome
+
+    def _of_random_targets(self, prepared: PreparedCell, outcome: Outcome) -> Outcome:
+        """FAIL if this engine scores a text with a random network otherwise than transformers does; of plain cells."""
+        if outcome.state is not State.PASS or prepared.subject != REFERENCE or prepared.cell.algorithm != "none":
+            return outcome
+        from specmatrix.matrix.conformance.random_targets import first_wrong_target
+
+        text = first_wrong_target(crc32(f"{prepared.cell.id} {prepared.seed}".encode()))
+        return replace(outcome, state=State.FAIL, message=text) if text else outcome
 
     def _scores_beyond(
         self, cell: Cell, compared: list[AnswerPair], numbers: dict[str, Number], kept: bool

@@ -7,9 +7,11 @@ import re
 import pytest
 
 from specmatrix.engine.models import rope
+from specmatrix.engine.models.config_reader import ConfigReader
 from specmatrix.engine.models.dflash.model import DFlash
 from specmatrix.engine.spec import autoregressive
 from specmatrix.matrix.conformance.random_networks import first_wrong_block, first_wrong_tree
+from specmatrix.matrix.conformance.random_targets import first_wrong_target
 
 SEEDS = range(12)
 
@@ -49,3 +51,19 @@ def test_blocks_have_scaled_positions(monkeypatch):
     assert next(filter(None, map(first_wrong_block, SEEDS))).split(" is ")[0].endswith(" and yarn rotation")
     monkeypatch.setitem(rope.FIELDS, "linear", ())
     assert "rope_scaling.factor" in (said := first_wrong_block(1)), said
+
+
+@pytest.mark.parametrize(
+    ("field", "default", "said"),
+    [
+        ("max_window_layers", 28, r"the random target \d+, qwen3 with .* scores a token of its text \S+ nats off"),
+        ("full_attention_interval", 4, r"the random target \d+ is refused: .*layer_types must contain both .*"),
+    ],
+)
+def test_targets_with_fields_that_no_fixture_has_are_scored_as_by_transformers(monkeypatch, field, default, said):
+    own = ConfigReader.value
+    assert not any(map(first_wrong_target, SEEDS))
+    monkeypatch.setattr(
+        ConfigReader, "value", lambda self, name, *more: default if name == field else own(self, name, *more)
+    )
+    assert re.fullmatch(said, first_wrong_target(0))
