@@ -1,9 +1,9 @@
 """The local executor: one process per shard of a plan, records streamed back as cells finish.
 
 Workers have one compute thread each. They take the plan's groups one by one from a common queue, so that
-none is idle while another has groups to spare. If a worker dies or hangs, its
-current cell is recorded as INFRA, the rest of its group returns to the queue, and a new worker takes its place. One
-that does not start is replaced once.
+none is idle while another has groups to spare. If a worker dies or hangs, its current cell is recorded as INFRA, or as
+FAIL if it crashed; the rest of its group returns to the queue, and a new worker takes its place. One that does not
+start is replaced once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from specmatrix import HOME
-from specmatrix.child_process import ChildProcess, start
+from specmatrix.child_process import CRASHES, ChildProcess, start
 from specmatrix.ci.planner import Group, Shard, ShardPlan
 from specmatrix.ci.run_options import RunOptions
 from specmatrix.errors import ConfigError
@@ -138,7 +138,7 @@ def _receive(workers: list[Worker]) -> Iterator[CellResult]:
         except (EOFError, OSError):  # OSError: it died in the middle of a message
             code = worker.process.wait(EXIT_SECONDS)
             what = "closed its pipe without ending" if code is None else f"died with exit code {code}"
-            yield from _replace(workers, worker, what)
+            yield from _replace(workers, worker, what, crashed=code in CRASHES)
             continue
         worker.heard = monotonic()
         cells = worker.group.cells[1:] if worker.group else ()
@@ -164,8 +164,8 @@ def _give(workers: list[Worker], worker: Worker) -> None:
         worker.connection.send(worker.group.cells)
 
 
-def _replace(workers: list[Worker], worker: Worker, what: str) -> Iterator[CellResult]:
-    """Record a worker's current cell as INFRA, return the others of its group to the queue and start another worker.
+def _replace(workers: list[Worker], worker: Worker, what: str, crashed: bool = False) -> Iterator[CellResult]:
+    """Record a worker's current cell as `lost`, return the others of its group to the queue and start another worker.
 
     A worker that never became ready loses no cell. If it is the second, a third would not start either; without other
     workers, or GPUs for some, all cells of the queue are recorded as INFRA.
@@ -186,13 +186,13 @@ def _replace(workers: list[Worker], worker: Worker, what: str) -> Iterator[CellR
         missing = [cell for group in work.queue for cell in group.cells]
         work.queue.clear()
     for cell in missing:
-        yield lost_cell(cell, work.job, reason)
+        yield lost_cell(cell, work.job, reason, crashed and worker.group is not None)
 
 
-def lost_cell(cell: Cell, job: ShardJob, reason: str) -> CellResult:
-    """The INFRA record of a cell whose worker left none."""
+def lost_cell(cell: Cell, job: ShardJob, reason: str, crashed: bool = False) -> CellResult:
+    """The record of a cell whose worker left none, as of `lost`."""
     asked = job.options
-    found = lost(prepare(cell, asked.tier, asked.seed, subject=asked.subject), reason)
+    found = lost(prepare(cell, asked.tier, asked.seed, subject=asked.subject), reason, crashed)
     return waive(found, job.waivers, asked.subject, None)
 
 

@@ -33,6 +33,8 @@ MARK: Final = "SPECMATRIX_STARTED_AS"
 # The user's PYTHONPATH, in processes that have this one's import path as theirs.
 USERS_PATH: Final = "SPECMATRIX_USERS_PYTHONPATH"
 OUTPUT_TAIL: Final = 16384  # bytes
+# Exit statuses of a process that crashed by itself; the host or the user sends other signals.
+CRASHES: Final = (-signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL, -signal.SIGSEGV)
 READER_SECONDS: Final = 1.0
 PASSES: Final = 100
 

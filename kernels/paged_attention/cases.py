@@ -155,6 +155,7 @@ CASES = (
     _long((700, 255, 3), 5, torch.bfloat16, tree=True, with_start=True),
     _long((700, 255, 3), 20, torch.bfloat16, tree=True, with_start=True),
     _long((130, 0), 90, torch.float16, with_start=True),
+    _long((700, 255, 511, 3) * 12, 1, torch.bfloat16, with_start=True),
     _long((300,), 3, torch.float32),
     _long((400, 20), 4, torch.bfloat16, latent=True, tree=True),
     Case("a large pool", _far, size="large"),

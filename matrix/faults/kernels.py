@@ -65,4 +65,4 @@ def _check_laws(name: str, gpu: bool) -> None:
                 if gpu:
                     check.late(found[0], case)
             elif gpu:
-                check.agreement(found[0], case, device)
+                check.poisoned(found[0], case, device)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
+from specmatrix.child_process import CRASHES
 from specmatrix.matrix.cells.cell import Cell, order
 from specmatrix.matrix.cells.tiers import tier as find_tier
 from specmatrix.matrix.faults.fault import Fault
@@ -19,6 +20,7 @@ from specmatrix.reports.schema import GATES, REFERENCE
 from specmatrix.reports.speed import SPEED
 
 RED: Final = ("FAIL", "NOT MEASURED")
+CRASHED: Final = tuple(f"exit status {status:d}:" for status in CRASHES)
 # Detectors of faults: the gates of cells and the laws of kernels. Lost speed shows in a comparison only.
 DETECTORS: Final = (*(gate for gate in GATES if gate != SPEED), KERNELS)
 
@@ -39,7 +41,7 @@ class Kill:
     """The outcome for one fault. killed_by: detectors that fail with the fault and pass without, as in DETECTORS.
 
     crashed: the first crash with the fault, None if every cell completed. cells: the red ones, in the order in which
-    they ran. infra: whether some cell was INFRA, or the trial's process died.
+    they ran. infra: whether some cell was INFRA, or the trial's process died without a crash.
     """
 
     fault: Fault
@@ -188,7 +190,7 @@ def kill_of(fault: Fault, result: Trial, passed: dict[tuple[str, str], bool]) ->
     """A detector kills a fault if it fails with the fault and passes without. A crash kills nothing."""
     messages: dict[str, str] = {}
     red: dict[str, None] = {}
-    crashed, infra = result.died, result.died is not None
+    crashed, infra = result.died, result.died is not None and not result.died.startswith(CRASHED)
     for verdict in result.verdicts:
         crashed = crashed or verdict.error
         if verdict.error:

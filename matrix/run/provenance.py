@@ -233,9 +233,11 @@ def crashed(
     return structs.replace(found, verb=verb_of(cause), traceback=traceback_of(cause), first_red=first_red)
 
 
-def lost(prepared: PreparedCell, reason: str) -> CellResult:
-    """The INFRA record of a cell that has no result for a reason unrelated to the cell itself."""
-    return record(prepared, "INFRA", error=f"the cell has no result: {reason}")
+def lost(prepared: PreparedCell, reason: str, crashed: bool = False) -> CellResult:
+    """The INFRA record of a cell that has no result for a reason unrelated to the cell itself; FAIL if its process
+    `crashed`, in which the reference engine ran."""
+    state: CellState = "FAIL" if crashed and prepared.subject == REFERENCE else "INFRA"
+    return record(prepared, state, error=f"the cell has no result: {reason}")
 
 
 def record(

@@ -43,12 +43,15 @@ class GraphCounts:
 
 
 def device_bytes(device: str) -> int:
-    """Bytes that torch's allocator has handed out on a GPU; 0 on a CPU. Collects garbage first."""
+    """Bytes of all tensors on a GPU, 0 on a CPU. Collects garbage first.
+
+    As requested: how far torch's allocator rounds up, a block of over 1 MiB by as much, depends on earlier engines.
+    """
     if device == "cpu":
         return 0
     gc.collect()
     torch.cuda.synchronize()
-    return int(torch.cuda.memory_allocated())
+    return int(torch.cuda.memory_stats()["requested_bytes.all.current"])
 
 
 class ResourceRecorder:

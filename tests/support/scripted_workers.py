@@ -87,6 +87,14 @@ def is_terminated(job: ShardJob, gpus: Sequence[int], connection: Connection) ->
     passes(job, gpus, connection)
 
 
+def aborts(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
+    """SIGABRT when it is ready; the second worker passes."""
+    if first():
+        connection.send(None)
+        os.abort()
+    passes(job, gpus, connection)
+
+
 def closes_its_pipe(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
     """The pipe is closed and the process stays; the second worker passes."""
     if first():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from specmatrix.engine.device.staging import StagingRing, StepOutput
 from tests.support.engines import RUNS, answer, engine, waits_for_nothing
 
 pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
@@ -29,6 +31,12 @@ def test_the_detector_sees_a_read():
     waits_for_nothing(llm)
     (output,) = llm.generate(["a prompt"])
     assert "called a synchronizing CUDA operation" in output.finish.message
+
+
+def test_results_are_read_after_their_copy():
+    numbers = torch.arange(2**26, device="cuda")  # copied in milliseconds
+    ring = StagingRing(0, numbers.device)
+    assert ring.take(ring.put(StepOutput(numbers, numbers[:1]))).tokens[-1] == 2**26 - 1
 
 
 def test_a_gpu_is_the_automatic_device_and_halves_the_precision():

@@ -117,16 +117,17 @@ def test_cells_whose_workers_do_not_start_are_lost(scripted, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("work", "what"),
+    ("work", "what", "state"),
     [
-        (scripted_workers.dies_in_a_message, "died with exit code -9"),
-        (scripted_workers.is_terminated, "died with exit code -15"),
-        (scripted_workers.closes_its_pipe, "closed its pipe without ending"),
+        (scripted_workers.dies_in_a_message, "died with exit code -9", "INFRA"),
+        (scripted_workers.is_terminated, "died with exit code -15", "INFRA"),
+        (scripted_workers.aborts, "died with exit code -6", "FAIL"),
+        (scripted_workers.closes_its_pipe, "closed its pipe without ending", "INFRA"),
     ],
 )
-def test_a_worker_that_breaks_costs_its_current_cell(work, what, scripted, monkeypatch):
+def test_a_worker_that_breaks_costs_its_current_cell(work, what, state, scripted, monkeypatch):
     monkeypatch.setattr(local, "EXIT_SECONDS", 1 if "died" in what else 0.01)
-    lost = ("INFRA", f"the cell has no result: its worker {what}")
+    lost = (state, f"the cell has no result: its worker {what}")
     assert scripted(work) == [lost, *[PASSED] * (len(CELLS) - 1)]
 
 

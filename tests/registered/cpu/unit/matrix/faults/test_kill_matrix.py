@@ -40,6 +40,7 @@ def recorded(state: str) -> Trial:
         (recorded("INFRA"), (), False, "IndexError: 4", "INFRA"),
         (recorded("FAIL"), (), False, "IndexError: 4", "crashed"),
         (seen(died="exit status 1: gone"), (), False, "exit status 1: gone", "INFRA"),
+        (seen(died="exit status -6: gone"), (), False, "exit status -6: gone", "crashed"),
     ],
 )
 def test_a_gate_that_fails_kills_and_a_crash_does_not(trial, killed_by, unexpected, crashed, state):
