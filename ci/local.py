@@ -44,6 +44,8 @@ LIMIT_SECONDS: Final = 180.0
 TICK_SECONDS: Final = 1.0
 # A worker that closed its pipe may still be exiting.
 EXIT_SECONDS: Final = 5.0
+# Exit status of a worker that can run no further cell.
+RETIRED: Final = 75
 # In so many cells some are compared with networks of transformers.
 MANY: Final = 40
 # What a worker of the reference engine imports before its garbage collector ignores all that there is.
@@ -138,7 +140,7 @@ def _receive(workers: list[Worker]) -> Iterator[CellResult]:
         except (EOFError, OSError):  # OSError: it died in the middle of a message
             code = worker.process.wait(EXIT_SECONDS)
             what = "closed its pipe without ending" if code is None else f"died with exit code {code}"
-            yield from _replace(workers, worker, what, crashed=code in CRASHES)
+            yield from _replace(workers, worker, what, code)
             continue
         worker.heard = monotonic()
         cells = worker.group.cells[1:] if worker.group else ()
@@ -164,18 +166,20 @@ def _give(workers: list[Worker], worker: Worker) -> None:
         worker.connection.send(worker.group.cells)
 
 
-def _replace(workers: list[Worker], worker: Worker, what: str, crashed: bool = False) -> Iterator[CellResult]:
+def _replace(workers: list[Worker], worker: Worker, what: str, code: int | None = None) -> Iterator[CellResult]:
     """Record a worker's current cell as `lost`, return the others of its group to the queue and start another worker.
+    code: its exit status, None if it has none.
 
-    A worker that never became ready loses no cell. If it is the second, a third would not start either; without other
-    workers, or GPUs for some, all cells of the queue are recorded as INFRA.
+    One that retired or never became ready loses no cell. If it is the second that did not, a third would not start
+    either; without other workers, or GPUs for some, all cells of the queue are recorded as INFRA.
     """
     _stop(worker)
     workers.remove(worker)
     work, reason = worker.work, f"its worker {what}"
     missing: Sequence[Cell] = ()
     if worker.group:
-        missing, rest = worker.group.cells[:1], worker.group.cells[1:]
+        lost = 0 if code == RETIRED else 1
+        missing, rest = worker.group.cells[:lost], worker.group.cells[lost:]
         if rest:
             work.queue.insert(0, replace(worker.group, cells=rest))
     if worker.group or not worker.second:
@@ -186,7 +190,7 @@ def _replace(workers: list[Worker], worker: Worker, what: str, crashed: bool = F
         missing = [cell for group in work.queue for cell in group.cells]
         work.queue.clear()
     for cell in missing:
-        yield lost_cell(cell, work.job, reason, crashed and worker.group is not None)
+        yield lost_cell(cell, work.job, reason, worker.group is not None and code in CRASHES)
 
 
 def lost_cell(cell: Cell, job: ShardJob, reason: str, crashed: bool = False) -> CellResult:
@@ -227,6 +231,8 @@ def work(job: ShardJob, gpus: tuple[int, ...], connection: Connection[CellResult
     connection.send(None)
     for cell in received(connection):
         connection.send(runner.run_cell(cell))
+        if runner.device_lost:
+            os._exit(RETIRED)
     runner.shut_down()
     connection.close()
 

@@ -90,7 +90,7 @@ def _records(runner: Runner, cells: Sequence[Cell], blessed: bool, first: bool) 
     for cell in cells:
         record = runner.run_cell(cell)
         yield cell_to_json(record)
-        if first and record.state in RED_STATES:
+        if runner.device_lost or (first and record.state in RED_STATES):
             break
 
 

@@ -6,6 +6,7 @@ the next cell gets a new engine.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -281,6 +282,17 @@ class Runner:
         if self.engine is not None:
             self.engine.close()
         self._drop()
+
+    @property
+    def device_lost(self) -> bool:
+        """Whether a cell broke the CUDA context, as an illegal memory access does: every later call fails."""
+        torch: Any = sys.modules.get("torch")
+        try:
+            if torch is not None and torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+        except RuntimeError:
+            return True
+        return False
 
     def shut_down(self) -> None:
         """End the running engine and the baselines', whatever state they are in."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from specmatrix.ci.local import ShardJob, received
+from specmatrix.ci.local import RETIRED, ShardJob, received
 from specmatrix.ci.run_options import RunOptions
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Outcome, State
@@ -84,6 +84,15 @@ def is_terminated(job: ShardJob, gpus: Sequence[int], connection: Connection) ->
     if first():
         connection.send(None)
         os.kill(os.getpid(), signal.SIGTERM)
+    passes(job, gpus, connection)
+
+
+def loses_its_context(job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
+    """Retires after its first record; the second worker passes."""
+    if first():
+        connection.send(None)
+        connection.send(judged(next(received(connection)), job))
+        os._exit(RETIRED)
     passes(job, gpus, connection)
 
 

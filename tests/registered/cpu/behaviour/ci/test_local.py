@@ -94,8 +94,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., l
 PASSED = ("PASS", None)
 
 
-def test_a_worker_that_dies_while_it_starts_is_started_once_more(scripted, tmp_path):
-    assert scripted(scripted_workers.dies_at_its_first_start) == [PASSED] * len(CELLS)
+@pytest.mark.parametrize("work", [scripted_workers.dies_at_its_first_start, scripted_workers.loses_its_context])
+def test_a_worker_that_dies_while_it_starts_or_retires_costs_no_cell(work, scripted, tmp_path):
+    assert scripted(work) == [PASSED] * len(CELLS)
     assert len(list(tmp_path.iterdir())) == 2
 
 
