@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 COMPLETIONS: Final = "OpenVINO GenAI draws several completions of a request only without drafts"
 SHALLOW: Final = "OpenVINO GenAI takes no tree with fewer drafts than it is deep"
+TREES: Final = (2026, 3)
+TREELESS: Final = "OpenVINO GenAI has no trees before 2026.3"
 BLOCK: Final = 32
 # A prompt of the matrix fits in one step of this size.
 WHOLE: Final = 8192
@@ -69,7 +71,7 @@ class OpenVinoSubject(InEnvironment):
         """Flags are those of SchedulerConfig, and what drafts need of GenerationConfig; fields of an ask are
         GenerationConfig's, less `stream` and `no_stop_trim`."""
         cell = prepared.cell
-        if reason := obstacle(prepared, "openvino", self.limits(), _unread(prepared)):
+        if reason := obstacle(prepared, "openvino", self.limits(), _unread(prepared, self.version())):
             return Unsupported(reason)
         asks = tuple(_ask(request, cell) for request in prepared.requests)
         return EngineCommand(_flags(prepared), prepared.checkpoints, asks)
@@ -117,8 +119,12 @@ def _flags(prepared: PreparedCell) -> dict[str, Any]:
     return flags
 
 
-def _unread(prepared: PreparedCell) -> Iterator[str]:
-    """Yield a reason for each request that cannot be translated."""
+def _unread(prepared: PreparedCell, version: str | None) -> Iterator[str]:
+    """Yield a reason for a tree in a version without them, and for each request that cannot be translated."""
+    from packaging.version import Version  # not in the engine's own process, which imports this file
+
+    if version is not None and _tree(prepared.cell) and Version(version).release < TREES:
+        yield TREELESS
     for request in prepared.requests:
         if request.n > 1 and (prepared.cell.algorithm != "none" or not request.temperature):
             yield COMPLETIONS

@@ -12,7 +12,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.openvino import engine as engines
 from specmatrix.matrix.subjects.openvino.engine import OpenVinoEngine
-from specmatrix.matrix.subjects.openvino.subject import COMPLETIONS, OpenVinoSubject
+from specmatrix.matrix.subjects.openvino.subject import COMPLETIONS, TREELESS, OpenVinoSubject
 from specmatrix.matrix.subjects.protocol import Answer, EngineCommand, Unsupported
 from specmatrix.matrix.workloads.prepared_cell import prepare
 from specmatrix.matrix.workloads.request import RequestSpec
@@ -153,6 +153,13 @@ def test_what_openvino_has_not_is_unsupported_and_what_it_refuses_ends_the_start
     assert isinstance(command, EngineCommand)
     with pytest.raises(ConfigError, match=r"^OpenVINO GenAI does not start: ModuleNotFoundError: No module named "):
         OpenVinoEngine(command, None, SimpleNamespace())
+
+
+@pytest.mark.parametrize(("version", "has"), [("2026.2.1.0", False), ("2026.3.0.0", True), (None, True)])
+def test_a_release_without_trees_has_their_cells_unsupported(monkeypatch, version, has):
+    monkeypatch.setattr(OpenVinoSubject, "version", lambda _: version)
+    assert translated("eagle3.s3", PLAIN) != Unsupported(TREELESS)
+    assert (translated("eagle3.s3.k4.n8", PLAIN) == Unsupported(TREELESS)) is not has
 
 
 def test_a_request_that_never_ends_is_named(monkeypatch):
