@@ -25,7 +25,7 @@ export TOKENIZERS_PARALLELISM = false
 # Tests start hundreds of processes; without bytecode each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test quick lint lint-workflows subjects subject-transformers subject-openvino subject-onnxruntime-genai subject-mlx-lm subject-vllm subject-sglang subject-sglang-drafts setup clean
+.PHONY: run test quick lint lint-workflows subjects subject-transformers subject-llamacpp subject-openvino subject-onnxruntime-genai subject-mlx-lm subject-vllm subject-sglang subject-sglang-drafts setup clean
 
 run: .venv/.ready
 	@echo $(BIN)/specmatrix run --tier $(TIER) --stage $(STAGE) --workers $(WORKERS) --out $(OUT)
@@ -45,12 +45,17 @@ lint: .venv/.tested
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# transformers, and OpenVINO GenAI, ONNX Runtime GenAI, mlx-lm and vLLM in environments of their own: gigabytes, and an hour. A red cell of one does not stop the other.
+# transformers, and llama.cpp, OpenVINO GenAI, ONNX Runtime GenAI, mlx-lm and vLLM in environments of their own: gigabytes, and hours. A red cell of one does not stop the other.
 subjects: .venv/.ready
-	@$(MAKE) --keep-going subject-transformers subject-openvino subject-onnxruntime-genai subject-mlx-lm subject-vllm
+	@$(MAKE) --keep-going subject-transformers subject-llamacpp subject-openvino subject-onnxruntime-genai subject-mlx-lm subject-vllm
 
 subject-transformers: .venv/.ready
 	$(BIN)/specmatrix run --subject transformers --stage pr --waivers examples/transformers-waivers.yaml --workers $(WORKERS) --out out/transformers
+
+# llama.cpp is compiled: 12 minutes of a processor.
+subject-llamacpp: .venv/.ready
+	$(BIN)/specmatrix subjects install llamacpp
+	$(BIN)/specmatrix run --subject llamacpp --stage pr --waivers examples/llamacpp-waivers.yaml --workers $(WORKERS) --out out/llamacpp
 
 subject-openvino: .venv/.ready
 	$(BIN)/specmatrix subjects install openvino

@@ -10,7 +10,7 @@ import pytest
 
 from specmatrix import HOME
 
-SUBJECTS = ("transformers", "openvino", "onnxruntime-genai", "mlx-lm", "vllm")
+SUBJECTS = ("transformers", "llamacpp", "openvino", "onnxruntime-genai", "mlx-lm", "vllm")
 
 
 @pytest.mark.parametrize("red", [*SUBJECTS, "none"])
