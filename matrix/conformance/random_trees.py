@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from specmatrix.engine.core.draft.ngram_index import NgramDraft, NgramIndex, NgramOptions
+from specmatrix.engine.core.draft.suffix_automaton import SuffixAutomaton
 from specmatrix.engine.core.draft.suffix_tree import SuffixCache, SuffixOptions, Text
 from specmatrix.engine.core.memory.groups import SlidingWindow
 from specmatrix.engine.core.observe.step_counter import Counters
@@ -79,8 +80,9 @@ def _next(random: Random, request: RequestSpec, path: tuple[int, ...], eos: froz
 
 
 def first_wrong_draft(match_type: Literal["BFS", "PROB"], seed: int) -> str:
-    """A sentence on the first tree that the index drafts behind growing random texts and its oracle does not; else
-    "". Some indices are small, so that old tokens are forgotten; some texts repeat themselves."""
+    """A sentence on the first tree that the index drafts behind growing random texts, or the first draft of a random
+    corpus, that its oracle does not have; else "". Some indices are small, so that old tokens are forgotten; some texts
+    repeat themselves."""
     random = Random(seed)
     share, options = 1.0, NgramOptions(1, 4, match_type, max_trie_depth=6)
     if seed % 2:
@@ -105,6 +107,13 @@ def first_wrong_draft(match_type: Literal["BFS", "PROB"], seed: int) -> str:
         if due != set(paths) or oracle.grams.windows != index.tree.windows:
             found = sorted([*map(ord, path)] for path in due ^ set(paths))[:1]
             return f"in growth {number} of the random texts {seed}, the path {found} is in one of draft and oracle only"
+    corpus = [random.choices(range(3), k=random.randrange(1, 16)) for _ in range(TEXTS)]
+    automaton, known, state, line = SuffixAutomaton(corpus), Grams({}, [*map(_letters, corpus)]), 0, ""
+    for _ in range(GROWTHS):
+        line += chr(token := random.randrange(TOKENS))
+        state = automaton.step(state, token)
+        if (drafted := _letters(automaton.follow(state, TEXTS))) != (next_ones := known.from_corpus(line, TEXTS)):
+            return f"behind {line!r} the corpus {corpus} of the random texts {seed} has {next_ones!r}, not {drafted!r}"
     return ""
 
 

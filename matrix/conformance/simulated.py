@@ -81,8 +81,10 @@ def _run(random: Random, lag: int, rough: bool = False) -> None:
         mixed=mixed,
     )
     bad, results = random.randint(1, FAILED) if rough else 0, deque[tuple[StepResult, bool]]()
+    writers = list[int]()
 
     def launch(plan: StepPlan) -> StepResult:
+        writers.extend(row.generation for row in plan.rows if row.admit is not None)
         fault = bad in [row.rid for row in plan.rows]
         if fault and random.random() < 0.5:
             raise NotFiniteError("this request's logits are not finite")
@@ -103,6 +105,8 @@ def _run(random: Random, lag: int, rough: bool = False) -> None:
     _check_room(scheduler)
     requests, moments = _serve(loop, random, journal, bad)
     audit(journal)
+    if len(writers) > len({*writers}):
+        raise WorkMismatch(f"not each residence has a generation of its own: {writers}")
     if rough:  # the second scheduler knows nothing of failures
         return
     sent = {r.rid: SentRequest(r.rid, r.account, r.prompt, r.params.max_new_tokens, r.holds, -1) for r in requests}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import isclose, nan
 from typing import Any, Final, get_args
+from zlib import crc32
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Blame, Number, Outcome, PackageGate, State
@@ -17,6 +18,7 @@ from specmatrix.matrix.workloads.finish import StopRule, banned_early, ending, t
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.zoo.registry import eos_ids
+from specmatrix.reports.schema import REFERENCE
 
 # Of an engine whose rules on how much text to hold back are known.
 OURS: Final = frozenset({Capability.ROUNDS, Capability.RESOLUTION})
@@ -60,6 +62,11 @@ class FinishGate(PackageGate):
         if run.capabilities >= OURS and _never_held(run, answers):
             text = "no streamed text ended in the beginning of a stop string, which a reader must not see"
             return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
+        if prepared.subject == REFERENCE:
+            from specmatrix.matrix.conformance.random_targets import first_wrong_text
+
+            if text := first_wrong_text(crc32(f"{cell.id} {prepared.seed}".encode())):
+                return Outcome(self.name, State.FAIL, numbers, message=text)
         return Outcome(self.name, State.PASS, numbers)
 
 

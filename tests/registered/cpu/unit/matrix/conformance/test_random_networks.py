@@ -66,4 +66,4 @@ def test_targets_with_fields_that_no_fixture_has_are_scored_as_by_transformers(m
     monkeypatch.setattr(
         ConfigReader, "value", lambda self, name, *more: default if name == field else own(self, name, *more)
     )
-    assert re.fullmatch(said, first_wrong_target(0))
+    assert re.fullmatch(said, next(filter(None, map(first_wrong_target, SEEDS))))
