@@ -72,8 +72,18 @@ def first_wrong_text(seed: int) -> str:
 def first_wrong_target(seed: int) -> str:
     """A sentence on the first of some random targets that scores a text, or ends it, otherwise than transformers'
     network of its config.json, or whose checkpoint is refused; else ""."""
-    random = Random(seed)
-    return next(filter(None, (_wrong_target(random, seed, *kind) for kind in random.sample(KINDS, MADE))), "")
+    from transformers.utils import logging as library
+
+    logging: Any = library  # transformers has no types
+    random, verbosity, bars = Random(seed), logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        return next(filter(None, (_wrong_target(random, seed, *kind) for kind in random.sample(KINDS, MADE))), "")
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 @torch.inference_mode()
