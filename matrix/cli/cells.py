@@ -23,7 +23,7 @@ from specmatrix.matrix.subjects.registry import load_subject
 from specmatrix.matrix.subjects.subject_lock import check_own, extend_own, limited_subjects
 from specmatrix.matrix.subjects.translations import translated
 from specmatrix.matrix.workloads.prepared_cell import prepare
-from specmatrix.reports.render.console import print_answer, print_text, waiting
+from specmatrix.reports.render.console import counting, print_answer, print_text, waiting
 from specmatrix.reports.schema import REFERENCE
 from specmatrix.reports.schema import Json as JsonValue
 from specmatrix.reports.wording import count, duration
@@ -65,16 +65,18 @@ def list_cells(
     engine = None if subject == REFERENCE else load_subject(subject, endpoint)
     found = chosen_cells(tier, stage, cells, limit, listing(engine, tier, cells))
     rows, lines = list[JsonValue](), list[str]()
-    for cell in found:
-        if engine is None:
-            facts: dict[str, JsonValue] = {"expect": expect(cell), "seconds": cell.seconds}
-            text = f"{expect(cell)}  {cell.seconds:.2f} s"
-        else:
-            made = translated(engine, prepare(cell, tier, workload=engine.requests, subject=engine.name))
-            facts = {"unsupported": made.reason if isinstance(made, Unsupported) else ""}
-            text = f"unsupported: {facts['unsupported']}" if facts["unsupported"] else "runs"
-        rows.append({"id": cell.id, **facts, "axes": cell.values})
-        lines.append(f"{cell.id}  {text}")
+    with counting(len(found), "cell") as counted:
+        for cell in found:
+            if engine is None:
+                facts: dict[str, JsonValue] = {"expect": expect(cell), "seconds": cell.seconds}
+                text = f"{expect(cell)}  {cell.seconds:.2f} s"
+            else:
+                made = translated(engine, prepare(cell, tier, workload=engine.requests, subject=engine.name))
+                facts = {"unsupported": made.reason if isinstance(made, Unsupported) else ""}
+                text = f"unsupported: {facts['unsupported']}" if facts["unsupported"] else "runs"
+            rows.append({"id": cell.id, **facts, "axes": cell.values})
+            lines.append(f"{cell.id}  {text}")
+            counted(None)
     if engine is None:
         total = f"about {duration(sum(cell.seconds for cell in found))} on one thread"
     else:

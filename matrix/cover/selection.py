@@ -99,6 +99,8 @@ def in_order(cells: Sequence[Cell], path: Path = ORDER_FILE) -> list[Cell]:
 
 
 PRODUCT: Final = "product"
+# Of the millions of cells of this stage, those that one command takes without a limit.
+MOST: Final = 20_000
 # Stage of the published checkpoints; it has no cells.
 WEIGHTS: Final = "weights"
 # Lists the cells that an engine has in a stage.
@@ -120,8 +122,8 @@ def select(stage: str, text: str | None = None, limit: int | None = None, listed
     stage.
 
     Stage `product` is every cell that the axes and constraints allow, `speed` the cells that are timed. ConfigError on
-    an unknown stage, a limit below 1, an invalid selector, a combination that is not a cell, an empty selection, or one
-    of several cells that a selector names and the stage does not have.
+    an unknown stage, a limit below 1, an invalid selector, a combination that is not a cell, an empty selection, more
+    than MOST cells without a limit, or one of several cells that a selector names and the stage does not have.
     """
     if stage not in (known := (*STAGES, PRODUCT, TIMED)):
         raise ConfigError(f"stage {shown(stage)} is unknown; it must be one of {', '.join(known)}")
@@ -183,7 +185,13 @@ def of_gpus(cells: Iterable[Cell], gpus: int) -> list[Cell]:
 def _chosen(stage: str, selector: Selector | None, limit: int | None, listed: Listing) -> list[Cell]:
     may = None if selector is None else selector.may
     source = all_cells(may) if stage == PRODUCT else _listed(stage, listed)
-    return list(islice(filter(selector and selector.picks, source), None if limit is None else min(limit, maxsize)))
+    most = MOST + 1 if limit is None else min(limit, maxsize)
+    found = list(islice(filter(selector and selector.picks, source), most))
+    if limit is None and len(found) > MOST:
+        raise ConfigError(
+            f"stage {stage!r} has more than {MOST:,} of these cells; name fewer by --cells, or give --limit"
+        )
+    return found
 
 
 def _listed(stage: str, listed: Listing) -> Iterable[Cell]:

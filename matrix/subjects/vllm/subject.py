@@ -90,10 +90,11 @@ class VllmSubject(InEnvironment):
         device = "cuda" if prepared.gpus else "cpu"
         if reason := obstacle(prepared, "vllm", self._limits(device), _unread(prepared)):
             return Unsupported(reason)
+        ruled = any(one.ruled for one in prepared.requests)
         return EngineCommand(
             self._flags(prepared, device),
             prepared.checkpoints,
-            tuple(_ask(request, any(one.ruled for one in prepared.requests)) for request in prepared.requests),
+            tuple(_ask(request, ruled) for request in prepared.requests),
             variant=next((VARIANTS[name] for name in prepared.checkpoints.values() if name in VARIANTS), ""),
             environment=OFFLINE | (ONE_THREAD if device == "cpu" else TRUE_FLOAT32),
         )

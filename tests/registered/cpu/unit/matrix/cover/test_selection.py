@@ -26,8 +26,11 @@ def test_a_stage_is_the_lock_file_a_selector_narrows_it_and_an_id_may_be_outside
 
 
 @pytest.mark.parametrize("text", [None, "none", "algorithm=none"])
-def test_a_limit_below_one_or_an_unknown_stage_is_refused_whatever_is_selected(text: str | None):
+def test_a_wrong_limit_an_unknown_stage_and_too_many_cells_are_refused(text: str | None):
     assert refusal(select, "smoke", text, 0) == "limit must be at least 1, got 0"
+    if text != "none":
+        message = "stage 'product' has more than 20,000 of these cells; name fewer by --cells, or give --limit"
+        assert refusal(select, "product", text) == message and len(select("product", text, 20_001)) == 20_001
     known = "smoke, pr, nightly, product, speed"
     assert refusal(select, "nan", text) == f"stage 'nan' is unknown; it must be one of {known}"
 
