@@ -42,8 +42,8 @@ ENDS: Final = ("json", "regex", "ebnf", "tagged")
 
 def behind(marker: Sequence[int], output: Sequence[int]) -> int | None:
     """Index of the first output token behind a marker, 0 without one; None if it does not occur."""
-    places = range(len(marker), len(output) + 1)
-    return next((at for at in places if [*output[at - len(marker) : at]] == [*marker]), None)
+    size, marker, output = len(marker), tuple(marker), tuple(output)
+    return next((at for at in range(size, len(output) + 1) if output[at - size : at] == marker), None)
 
 
 def place_of(token: int, rounds: Sequence[int], deepest: int) -> int | None:

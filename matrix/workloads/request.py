@@ -125,8 +125,8 @@ class RequestSpec:
     @property
     def changed(self) -> dict[str, Any]:
         """The fields that differ from their default."""
-        values = ((field, getattr(self, field.name)) for field in fields(self))
-        return {field.name: value for field, value in values if value != field.default}
+        values = ((name, default, getattr(self, name)) for name, default in DEFAULTS)
+        return {name: value for name, default, value in values if value != default}
 
     def only(self, read: Set[str]) -> RequestSpec:
         """The request with the default of every field that is not in `read`."""
@@ -136,7 +136,7 @@ class RequestSpec:
     @property
     def rules(self) -> tuple[str, ...]:
         """The logit rules that it sets; without them the same request has another continuation."""
-        return tuple(name for name in self.changed if name in RULES)
+        return tuple(name for name, default in RULE_DEFAULTS if getattr(self, name) != default)
 
     @property
     def grammar(self) -> tuple[str, str] | None:
@@ -152,3 +152,7 @@ class RequestSpec:
     def ruled(self) -> bool:
         """Whether it sets any logit rule."""
         return bool(self.rules)
+
+
+DEFAULTS: Final = tuple((field.name, field.default) for field in fields(RequestSpec))
+RULE_DEFAULTS: Final = tuple((name, default) for name, default in DEFAULTS if name in RULES)
