@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import count
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -175,7 +176,8 @@ def _predicted(cell: Cell, shape: Resolved, indices: Sequence[int]) -> Iterator[
         yield token + ROOM, at, marker, grammars()["tagged"][place % 2]
 
 
-def _marker(text: Sequence[int], token: int) -> tuple[int, ...]:
+@lru_cache(4096)
+def _marker(text: tuple[int, ...], token: int) -> tuple[int, ...]:
     """The shortest run of tokens that ends at a token of the text and occurs nowhere before, if possible one that is
     not plain; () if it is long."""
     runs = (tuple(text[token + 1 - size : token + 1]) for size in range(1, min(MAX_MARKER, token) + 1))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import product
+from itertools import islice, product
 from random import Random
 from typing import Any, Final
 from zlib import crc32
@@ -389,7 +389,7 @@ def _resuming(cell: Cell, after: tuple[str, ...]) -> list[RequestSpec]:
         for edge in range(-(-len(prompt) // interval) * interval, len(ids), interval):
             texts = ((ids[:cut], tokenizer().decode(ids[:cut])) for cut in range(edge + 1, len(ids)))
             same = (text for own, text in texts if encode(text, add_special_tokens=False).ids == own)
-            resumed += [RequestSpec(f"h{index}.{edge}", text, 2, ignore_eos=True) for text in [*same][: index % 2]]
+            resumed += [RequestSpec(f"h{index}.{edge}", text, 2, ignore_eos=True) for text in islice(same, index % 2)]
     before = tuple(request.name for request in asked)
     names = [before, *((request.name,) for request in resumed)]
     return [*asked, *(replace(one, after=last) for one, last in zip(resumed, names, strict=False))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 import tokenizers
@@ -50,5 +50,6 @@ def text_lengths(index: int) -> tuple[int, int]:
     return 1 + count_tokens(prompt_of(question)), count_tokens(" " + answer)
 
 
+@lru_cache(4096)
 def count_tokens(text: str) -> int:
     return len(tokenizer().encode(text).ids)
