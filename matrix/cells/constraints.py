@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -31,6 +31,8 @@ Kind = Literal["impossible", "redundant", "optional", "refused", "rewritten"]
 Expect = Literal["runs", "rewritten", "refused"]
 # The kinds of cells that the matrix leaves out.
 LEFT_OUT: Final[frozenset[Kind]] = frozenset({"impossible", "redundant", "optional"})
+ValuesOf: TypeAlias = Callable[[tuple[str, ...]], tuple[str, ...]]
+ForbidsValues: TypeAlias = Callable[[tuple[str, ...]], bool]
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,13 @@ class Constraint:
         return tuple(INDEX[name] for name in self.axes)
 
     @cached_property
-    def values(self) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
+    def values(self) -> ValuesOf:
         """A function that extracts a cell's values of `axes`."""
         (first, *more) = self.columns
         return itemgetter(first, *more) if more else lambda cell: (cell[first],)
 
     @cached_property
-    def forbids_values(self) -> Callable[[tuple[str, ...]], bool]:
+    def forbids_values(self) -> ForbidsValues:
         """`forbids` for values of `axes`, called once for each combination."""
         return cache(lambda values: self.forbids(Cell(**dict(zip(self.axes, values, strict=True)))))
 
@@ -163,7 +165,13 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
 
 def explain(cell: Cell) -> tuple[Constraint, ...]:
     """The constraints that apply to a cell; cover, runner and report all use this function."""
-    return tuple(constraint for constraint in CONSTRAINTS if constraint.applies(cell))
+    return tuple([constraint for constraint, values, forbids in _judges() if forbids(values(cell))])
+
+
+@cache
+def _judges() -> tuple[tuple[Constraint, ValuesOf, ForbidsValues], ...]:
+    """Each constraint with its two functions: `explain` calls them hundreds of times for each of a million cells."""
+    return tuple((each, each.values, each.forbids_values) for each in CONSTRAINTS)
 
 
 def expect(cell: Cell) -> Expect:
