@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 import pytest
+import torch
 
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.observe.rank_agreement import Agreement
@@ -411,3 +412,18 @@ def test_an_engine_knows_its_earlier_answers():
     one = served[2]
     assert one.tokens == (*answer.prompt_ids, *answer.output_ids) and one.prompt == len(answer.prompt_ids)
     assert len({one.id for one in served}) == 4 and all(one.account == one.id for one in served)
+
+
+def test_a_worker_knows_that_a_cell_broke_its_cuda_context(monkeypatch):
+    """As torch reports it; an illegal access itself needs a GPU."""
+
+    def fail() -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    runner = reference_runner(0)
+    assert not runner.device_lost
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert not runner.device_lost
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    assert runner.device_lost
