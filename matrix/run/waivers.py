@@ -92,6 +92,9 @@ def _selects(rule: WaiverRule, result: CellResult, subject: str, version: str | 
 def _rule(entry: object, where: str) -> WaiverRule:
     if isinstance(entry, dict) and "gate" not in entry:
         raise ConfigError(f"{where} has no gate, which it excuses")
+    # One left out is any message; a blank one would be too, but reads as if it chose some.
+    if isinstance(entry, dict) and isinstance(text := entry.get("message"), str) and not text.strip():
+        raise ConfigError(f"message of {where} must be a regular expression that is not blank, got {shown(text)}")
     try:
         rule = convert(entry, WaiverRule)
     except ValidationError as error:

@@ -138,6 +138,8 @@ def written(**changed: str) -> str:
         (written(subject="vlm"), "subject of waiver 1 of w.yaml must be one of reference, sglang, "),
         (written(versions="new"), "versions of waiver 1 of w.yaml must be a range such as '>=5.17,<5.20', got 'new'"),
         (written(message="'['"), "message of waiver 1 of w.yaml must be a regular expression: unterminated"),
+        (written(message='""'), "message of waiver 1 of w.yaml must be a regular expression that is not blank, got ''"),
+        (written(message='" \\t"'), "message of waiver 1 of w.yaml must be a regular expression that is not "),
         (written(cells="topq=4"), "cells of waiver 1 of w.yaml: axis 'topq' is unknown"),
         ("", "cannot read the waivers 'w.yaml': No such file or directory"),
         (b"- \xe9", "the waivers 'w.yaml' are not UTF-8 text"),
