@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from specmatrix import HOME
 
@@ -31,3 +32,9 @@ def test_a_red_subject_fails_the_command_after_the_other_ran(tmp_path: Path, mon
     assert all((HOME / run.split()[-1]).exists() for run in runs.values())
     installed = (line for name in SUBJECTS[1:] for line in (f"subjects {name}", runs[name]))
     assert said == [runs["transformers"], *installed]
+
+
+def test_every_night_runs_each_of_them():
+    job = yaml.safe_load((HOME / ".github/workflows/nightly.yml").read_text(encoding="utf-8"))["jobs"]["subjects"]
+    assert tuple(job["strategy"]["matrix"]["subject"]) == SUBJECTS
+    assert [step["run"] for step in job["steps"] if "run" in step] == ['make "subject-$SUBJECT"']
