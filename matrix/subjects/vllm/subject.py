@@ -218,12 +218,14 @@ def _able(request: RequestSpec, cell: Cell) -> RequestSpec:
     (docs/findings.md)."""
     from specmatrix.matrix.workloads.questions import prompt_ids
 
-    last = prompt_ids(request)[-1]
+    prompt = prompt_ids(request)
     request = replace(
         request,
         temperature=min(request.temperature, HOTTEST),
         logprobs=request.logprobs and not request.min_p,
-        bad_words_ids=tuple(word for word in request.bad_words_ids if word[0] != last),
+        bad_words_ids=tuple(
+            word for word in request.bad_words_ids if all(word[:n] != prompt[-n:] for n in range(1, len(word)))
+        ),
     )
     if cell.algorithm == "none":
         return request

@@ -30,6 +30,7 @@ from specmatrix.matrix.subjects.vllm.engine import CALLS, LookupLog, Running, Vl
 from specmatrix.matrix.subjects.vllm.subject import BLOCKS, SuffixSubject, VllmSubject
 from specmatrix.matrix.subjects.vllm.widen import widen
 from specmatrix.matrix.workloads.prepared_cell import prepare
+from specmatrix.matrix.workloads.questions import prompt_ids
 from specmatrix.matrix.workloads.request import RequestSpec
 from specmatrix.matrix.workloads.stored_oracle import oracle_of
 from specmatrix.matrix.zoo.registry import resolve_path
@@ -340,6 +341,15 @@ def test_scores_are_those_after_the_temperature():
     assert answer.top_logprobs[0][0][1] - answer.logprobs[0] == pytest.approx(2.0)
     assert [token for token, _ in answer.top_logprobs[0]] == [7, 8]
     assert answer.logprobs[1] == float("-inf")  # a banned token
+
+
+def test_no_bad_word_begins_in_the_prompt_where_vllm_looks_for_none():
+    cell = Cell.from_id("eagle.s5.n6.v2.c7.mixed_lengths.rules.stops")
+    found = {one.name: (prompt_ids(one), one.bad_words_ids) for one in VllmSubject().requests(cell, 7)}
+    prompt, words = found["t2"]
+    # With this seed the first two tokens of (222, 24, 18) end the prompt.
+    assert prompt[-2:] == (222, 24) and len(words) == 80
+    assert not [word for word in words for n in range(1, len(word)) if word[:n] == prompt[-n:]]
 
 
 def test_an_engine_runs_in_the_interpreter_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
