@@ -1,5 +1,5 @@
 """SGLang's server on a GPU in float32: `python sglang_float32.py FLAGS`, with the flags of `sglang.launch_server`, in
-an environment that has SGLang 0.5.13.
+an environment that has SGLang 0.5.13 or 0.5.17.
 
 Its kernels of RMS norms have no float32, and its chunked delta rule refuses it. Here norms are SGLang's own in torch,
 and the delta rule's kernels get float32 nevertheless, so cells that run with it say nothing of kernels of norms, but
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -25,10 +26,14 @@ EXACT: Final = {"TRITON_F32_DEFAULT": "ieee", "SGLANG_MAMBA_CONV_DTYPE": "float3
 def supply() -> None:
     """Put what runs in float32 where SGLang's modules look for it."""
     from sglang.srt.layers import layernorm
-    from sglang.srt.layers.attention.fla import utils
 
-    utils.is_tf32_supported = False  # read when the next module is imported
-    from sglang.srt.layers.attention.fla import chunk
+    try:
+        from sglang.kernels.ops.attention import fla
+    except ImportError:  # before 0.5.16
+        from sglang.srt.layers.attention import fla
+
+    import_module(f"{fla.__name__}.utils").is_tf32_supported = False  # read when the next module is imported
+    chunk = import_module(f"{fla.__name__}.chunk")
     from sglang.srt.layers.attention.linear.kernels import gdn_triton
 
     for norm in (layernorm.RMSNorm, layernorm.GemmaRMSNorm):
