@@ -59,7 +59,7 @@ PAGE: Final = 48
 ROW: Final = 40
 ROTATION: Final = 24
 # What an engine allocates after its start.
-LATER: Final = ("CUDA graphs", "chunks of the delta rule")
+LATER: Final = ("CUDA graphs", "chunks of the delta rule", "tokens for logit rules")
 
 
 class Need(NamedTuple):
@@ -72,7 +72,7 @@ class Need(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A checkpoint that an engine loads: how many layers have KV, and how many floating-point numbers are read."""
+    """A checkpoint that an engine loads: how many layers have KV, and how many numbers it holds."""
 
     folder: Path
     config: ModelConfig
@@ -178,24 +178,33 @@ def _chunks(r: Resolved, layout: StateLayout) -> int:
 def models_of(resolved: Resolved, locate: Locate) -> list[Model]:
     """The target, and the draft if the algorithm has one. Reads only headers. ConfigError on a bad checkpoint."""
     folder, traits = locate(resolved.model_path), algorithm(resolved.algorithm)
-    config = load_model_config(folder)
-    found = [Model(folder, config, _layers(folder, config), count_numbers(folder))]
+    config, own = load_model_config(folder), resolved.draft_path == resolved.model_path
+    target = _model(folder, config)
+    if traits.draft_weights != "bundled" or not own:  # nobody loads the prediction layers that it bundles
+        target = target._replace(numbers=target.numbers - count_numbers(folder, config.bundled_prefixes))
     if not traits.needs_draft_model or resolved.draft_path is None:
-        return found
-    folder = locate(resolved.draft_path)
+        return [target]
+    folder, words = locate(resolved.draft_path), config.vocab_size
     config = load_draft_config(folder)
     if traits.draft_weights != "bundled":
-        return [*found, Model(folder, config, _layers(folder, config), count_numbers(folder))]
-    # A target's bundled prediction layers were counted with it.
-    own = resolved.draft_path == resolved.model_path
+        return [target, _model(folder, config, words if resolved.algorithm == "EAGLE3" else 0)]
     numbers = 0 if own else count_numbers(folder, config.bundled_prefixes)
-    return [*found, Model(folder, config, resolved.num_steps if resolved.enable_multi_layer_eagle else 1, numbers)]
+    return [target, Model(folder, config, resolved.num_steps if resolved.enable_multi_layer_eagle else 1, numbers)]
 
 
-def _layers(folder: Path, config: ModelConfig) -> int:
-    """The smaller of the layer counts in config.json and in the weights: loading them reports missing layers."""
-    numbers = [int(found[1]) for name in tensor_names(folder) if (found := re.search(r"\blayers\.(\d+)\.", name))]
-    return min(config.num_layers, 1 + max(numbers, default=0))
+def _model(folder: Path, config: ModelConfig, words: int = 0) -> Model:
+    """words: rows of the target's embedding, of which the draft keeps a normalised copy if it has none of its own.
+
+    A tied head is a copy of the embedding in another layout. Layers are the smaller of the counts in config.json and in
+    the weights: loading them reports missing layers.
+    """
+    names, copied = tensor_names(folder), 0
+    if not any(name.endswith("embed_tokens.weight") for name in names):
+        copied = words
+    elif config.tie_embeddings and not any(name.endswith("lm_head.weight") for name in names):
+        copied = config.vocab_size
+    layers = 1 + max((int(found[1]) for name in names if (found := re.search(r"\blayers\.(\d+)\.", name))), default=0)
+    return Model(folder, config, min(config.num_layers, layers), count_numbers(folder) + copied * config.hidden_size)
 
 
 def _device_memory(device: torch.device) -> int:

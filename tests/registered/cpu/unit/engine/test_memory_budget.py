@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from specmatrix.engine import memory_budget as budget
 from specmatrix.engine.api import LLM
@@ -17,7 +19,7 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.device.cuda_graphs import GIB
 from specmatrix.engine.memory_budget import LATER, Need, fits, group_memory, host_memory, models_of, needs
-from specmatrix.engine.models.loader import load_target
+from specmatrix.engine.models.loader import load_eagle, load_eagle3, load_standalone, load_target
 from specmatrix.errors import ConfigError
 from specmatrix.kernels.gated_delta import scratch
 from tests.support.engines import CHECKPOINTS, RUNS, engine
@@ -59,6 +61,35 @@ def test_the_sum_equals_an_engines_allocations(algorithm, topk, stamps):
     models = [executor.target, *([] if draft is None else [getattr(draft, "model", draft)])]
     assert rotary.device == sum(model.rotations.nbytes for model in models)
     assert sum(need.device for need in weights) >= executor.target.vocab_size * executor.target.hidden_size * 4
+
+
+def storages() -> dict[int, int]:
+    """Address and bytes of each tensor of numbers."""
+    gc.collect()
+    found = [one.untyped_storage() for one in gc.get_objects() if type(one) is Tensor and one.is_floating_point()]
+    return {one.data_ptr(): one.nbytes() for one in found}
+
+
+@pytest.mark.parametrize(
+    ("target", "algorithm", "load"),
+    [
+        ("llama", "EAGLE3", load_eagle3),  # with an embedding of its own
+        ("qwen3", "EAGLE3", load_eagle3),  # with a normalised copy of the target's
+        ("llama", "EAGLE", load_eagle),  # with the target's
+        ("qwen3", "STANDALONE", load_standalone),  # whose head is tied: a copy in another layout
+        ("qwen35", "EAGLE3", load_eagle3),  # whose target's is
+    ],
+)
+def test_weights_are_budgeted_as_they_are_held(target, algorithm, load):
+    folders = [str(CHECKPOINTS / f"{target}-mini{end}") for end in ("", f"-{algorithm.lower()}")]
+    config = EngineConfig(folders[0], speculative_algorithm=algorithm, speculative_draft_model_path=folders[1])
+    resolved = LLM(replace(config, dtype="bfloat16", disable_cuda_graph=True)).resolved
+    before = storages()
+    models = [load_target(folders[0], "cpu", torch.bfloat16)]
+    models.append(load(folders[1], models[0]))
+    held = sum(size for address, size in storages().items() if address not in before)
+    budgeted = sum(need.device for need in needs(resolved, models_of(resolved, Path), 1) if need.what == "weights")
+    assert 0.99 < held / budgeted <= 1.005
 
 
 @pytest.mark.parametrize("name", ["qwen3next-mini", "qwen35-mini"])
