@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
+from specmatrix import HOME
 from specmatrix.ci.local import LIMIT_SECONDS, ShardJob, run_plan
 from specmatrix.ci.planner import Host, plan
 from specmatrix.ci.run_options import RunOptions
@@ -32,7 +35,7 @@ from specmatrix.matrix.run.waivers import file_option
 from specmatrix.matrix.subjects.registry import foreign_subject
 from specmatrix.matrix.workloads.subset import Subset
 from specmatrix.reports.render.console import counting
-from specmatrix.reports.schema import CellResult, WaiverRule, is_red
+from specmatrix.reports.schema import REFERENCE, CellResult, WaiverRule, is_red
 from specmatrix.reports.wording import shorten
 from specmatrix.user_file import named_files
 
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 # Characters shown of each worker's cell id in the progress bar.
 SHOWN: Final = 32
 NO_SECONDS: Final[Mapping[str, float]] = MappingProxyType({})
+COMPILING: Final = "compiling CPU kernels, once"
 # A run of one shard; the merged report of several compares their rounds again.
 WHOLE: Final = "1/1"
 
@@ -72,7 +76,9 @@ class CellRuns:
         work = plan(cells, self.durations, hosts, tier.gpus, ranks=stored_ranks())
         texts = SameTexts()  # of all workers
         red, today = 0, datetime.now(UTC).date().isoformat()
-        with counting(len(cells), self.noun) as update:
+        ours = self.cluster is None and (self.job.options.subject, tier.name) == (REFERENCE, "cpu")
+        first = COMPILING if ours and compiles_kernels(self.job.tree or HOME) else ""
+        with counting(len(cells), self.noun, first=first) as update:
 
             def show(current: list[str]) -> None:
                 update(" · ".join(shorten(at, SHOWN) for at in current), 0, red)
@@ -105,6 +111,15 @@ class CellRuns:
         given += [file_option(asked.waivers)] if asked.waivers else []
         again = repro(record.id, asked.tier, asked.seed, asked.subject, asked.fault or "", " ".join(given))
         return replace(record, repro=again)
+
+
+def compiles_kernels(root: Path) -> bool:
+    """Whether numba's cache has none of the decoder layer's loops, as the packages at `root` have them now, for this
+    Python: they compile before the first cell ends."""
+    source = root / "kernels" / "decoder_layer" / "compiled.py"
+    cache = Path(os.environ.get("NUMBA_CACHE_DIR") or source.parent / "__pycache__")
+    indices = cache.rglob(f"compiled.*.py{sys.version_info[0]}{sys.version_info[1]}.nbi")
+    return all(index.stat().st_mtime < source.stat().st_mtime for index in indices)
 
 
 @contextmanager

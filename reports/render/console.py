@@ -153,10 +153,11 @@ def _update(text: str, ended: Event) -> None:
 
 class Counter:
     """Shows completed and red items of `total`, and the time left at the pace so far: a bar on a terminal, elsewhere a
-    line every LINE_SECONDS by `clock`. noun: an item's name, in the singular.
+    line every LINE_SECONDS by `clock`. noun: an item's name, in the singular. first: what delays the first item, shown
+    in place of the time left until one completes.
     """
 
-    def __init__(self, progress: Progress, total: int, noun: str, clock: Callable[[], float]) -> None:
+    def __init__(self, progress: Progress, total: int, noun: str, clock: Callable[[], float], first: str) -> None:
         self._progress = progress
         self._task = progress.add_task("", total=total, red="", left="")
         self._clock = clock
@@ -164,7 +165,7 @@ class Counter:
         self._total = total
         self._noun = noun
         self._done = 0
-        self._end = 0.0
+        self._first, self._end = first, 0.0
 
     def __call__(self, text: str | None, advance: int = 1, red: int | None = None) -> None:
         """Advance the count and show a text (rich markup; None keeps the last one). red: red items so far."""
@@ -174,6 +175,7 @@ class Counter:
         if advance:
             self._end = after / self._done * self._total
         left = self._left(self._end - after) if 0 < self._done < self._total else ""
+        left = left if self._done else self._first
         reds = "" if red is None else f"{red:,} red"
         bold = f"[red]{reds}[/red]" if red else ""
         self._progress.update(self._task, description=text, advance=advance, red=bold, left=left)
@@ -197,13 +199,13 @@ def _print(line: str) -> None:
 
 
 @contextmanager
-def counting(total: int, noun: str, clock: Callable[[], float] = monotonic) -> Iterator[Counter]:
+def counting(total: int, noun: str, clock: Callable[[], float] = monotonic, first: str = "") -> Iterator[Counter]:
     """A Counter of `total` items."""
     # Long texts are truncated, so that the bar stays on one line.
     text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
     red, left = TextColumn("{task.fields[red]}"), TextColumn("{task.fields[left]}")
     with _progress(SpinnerColumn(), BarColumn(20), MofNCompleteColumn(), red, Elapsed(), left, text) as progress:
-        yield Counter(progress, total, noun, clock)
+        yield Counter(progress, total, noun, clock, first)
 
 
 def _progress(*columns: ProgressColumn) -> Progress:
