@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from threading import Event, Thread, get_ident
@@ -23,6 +24,7 @@ from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.provenance import run_header
+from specmatrix.reports.render import console
 from specmatrix.reports.schema import CellResult, ReportError
 from specmatrix.reports.store import ReportWriter, load
 from specmatrix.stopping import Stopped, stoppable
@@ -98,6 +100,21 @@ PASSED = ("PASS", None)
 def test_a_worker_that_dies_while_it_starts_or_retires_costs_no_cell(work, scripted, tmp_path):
     assert scripted(work) == [PASSED] * len(CELLS)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_until_a_cell_has_ended_a_run_says_that_kernels_compile(monkeypatch, tmp_path, capsys):
+    """numba's own cache of this checkout is found; an empty one elsewhere is empty."""
+    import_module("specmatrix.kernels.decoder_layer.compiled")
+    monkeypatch.setattr(local, "work", scripted_workers.passes)
+    monkeypatch.setattr(console, "LINE_SECONDS", 0)
+    words = ["run", "--stage", "smoke", "--cells", "batch=pair", "--workers", "1", "--out", str(tmp_path / "out")]
+    for compiles in (False, True):
+        if compiles:
+            monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "empty"))
+        assert main(words) == 0
+        lines = capsys.readouterr().err.splitlines()
+        said = [line.startswith("0 of ") for line in lines if line.endswith(", compiling CPU kernels, once")]
+        assert said == [True] * compiles * sum(line.startswith("0 of ") for line in lines) and len(lines) > 1
 
 
 def test_a_worker_takes_what_another_would_have_run(monkeypatch, tmp_path):

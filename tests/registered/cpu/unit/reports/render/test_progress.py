@@ -66,10 +66,12 @@ def test_without_a_terminal_a_line_every_30_seconds_shows_the_progress(capsys: p
     with counting(1, "trial", lambda: next(times)) as advance:
         advance("trial 1")
     assert capsys.readouterr().err == "1 of 1 trial, after 30 s\n"
-    times = iter([0, 30])
-    with counting(5, "trial", lambda: next(times)) as advance:
+    times = iter([0, 30, 60])
+    with counting(5, "trial", lambda: next(times), first="loading") as advance:
+        advance("starting", 0)
         advance("trial 4", 4)
-    assert capsys.readouterr().err == "4 of 5 trials, after 30 s, under 10 s left\n"
+    first, second = capsys.readouterr().err.splitlines()
+    assert (first, second) == ("0 of 5 trials, after 30 s, loading", "4 of 5 trials, after 1 min 0 s, about 15 s left")
 
 
 def test_without_a_terminal_a_line_every_30_seconds_names_the_task(monkeypatch: pytest.MonkeyPatch):
