@@ -116,8 +116,9 @@ class ForcedCounts:
         mixed = {count for counts in several if len({*counts}) > 1 for count in counts}
         if missing := sorted({*range(self.deepest + 1)} - mixed):
             yield f"the suite saw no round of different rows in which one accepted {spans(missing)} drafts"
-        if not any({*counts} == {self.deepest} for counts in several):
-            yield f"the suite saw no round in which all rows accepted {self.deepest} drafts"
+        for same in (self.deepest, 0):
+            if not any({*counts} == {same} for counts in several):
+                yield f"the suite saw no round in which all rows accepted {same} drafts"
 
 
 def longest_path(parents: Sequence[int]) -> list[int]:
