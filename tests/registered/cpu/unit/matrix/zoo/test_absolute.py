@@ -2,9 +2,10 @@
 
 import json
 
+import msgspec
 import pytest
 
-from specmatrix.matrix.zoo import absolute, oracle
+from specmatrix.matrix.zoo import absolute, command, oracle
 from specmatrix.matrix.zoo.oracle import HeadDraft
 from specmatrix.matrix.zoo.registry import TARGETS, oracle_file
 from tests.support.refusals import refusal
@@ -18,6 +19,14 @@ def test_the_stored_oracle_reaches_the_figures_of_every_draft(target):
     assert all(low < rate < high for one in absolute.of_oracle(body).values() for rate, (low, high) in one.pairs)
     assert absolute.stored()[target].keys() == body["acceptance"].keys()
     assert len(absolute.lines(target)) == 2 * len(body["acceptance"])
+
+
+def test_zoo_verify_compares_the_stored_oracle_with_the_figures(monkeypatch):
+    known = absolute.stored()
+    first = known["llama-mini"]["eagle3"]
+    higher = msgspec.structs.replace(first, wilson95=((0.999, 1.0), *first.wilson95[1:]))
+    monkeypatch.setattr(absolute, "stored", lambda: known | {"llama-mini": {**known["llama-mini"], "eagle3": higher}})
+    assert "of eagle3 at position 1; it must accept at least 99.9%" in refusal(command.verify)
 
 
 def test_a_last_round_does_not_count_and_a_position_only_after_those_before_it():
