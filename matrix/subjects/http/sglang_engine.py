@@ -75,9 +75,9 @@ class SglangEngine(RunningEngine):
         turns = [ask.session for ask in asks if ask.session and not ask.session.resend]
         self._open.update(here.id for here in turns)
         for here in {here.id: here for here in turns}.values():
+            # Without its idle timeout: none is due here, and a turn that waits for kernels to compile counts as idle.
             body = {"capacity_of_str_len": here.capacity, "session_id": self._named(here.id)}
-            timeout = {} if here.timeout is None else {"timeout": here.timeout}
-            self._server.post("/open_session", {**body, **timeout, "streaming": here.streaming})
+            self._server.post("/open_session", {**body, "streaming": here.streaming})
         return ask_all(asks, self._send, self._ended)
 
     def readback(self) -> Mapping[str, Any]:
