@@ -38,7 +38,7 @@ from specmatrix.matrix.golden.outcomes import (
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.matrix.workloads.prepared_cell import PreparedCell
 
-REVIEW: Final = "python -m pytest tests/registered/cpu/unit/matrix/golden --force-regen"
+REVIEW: Final = "python -m pytest -m '' tests/registered/cpu/unit/matrix/golden --force-regen"
 
 
 @dataclass
