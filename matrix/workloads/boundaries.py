@@ -220,12 +220,15 @@ def with_both_rounds(
 
 def with_end_inside(requests: Sequence[RequestSpec], cell: Cell, predict: Predict) -> list[RequestSpec]:
     """The requests, one of them with another limit, stop token or stop string if none of those that end by it ends
-    inside a verify round, a stop string also if none begins in the round before."""
+    inside a verify round, a stop string also if none begins in the round before. A limit behind the oracle's text is
+    lowered too, if no other is known."""
     out = list(requests)
     if cell.finish not in MOVED:
         return out
     known = [(place, found) for place, request in enumerate(out) if (found := predict(request)) is not None]
-    ends = [(place, found) for place, found in known if _kind(out[place], found) == cell.finish]
+    kinds = {_kind(out[place], found) for place, found in known}
+    kind = "open" if cell.finish == "length" and "length" not in kinds else cell.finish
+    ends = [(place, found) for place, found in known if _kind(out[place], found) == kind]
     whole = cell.finish != "stop_string"
     if not any(found.ends_inside for _, found in ends) or not (whole or any(found.split for _, found in ends)):
         moved = ((place, other, predict(other)) for place, found in ends for other in _moved(out[place], found, cell))

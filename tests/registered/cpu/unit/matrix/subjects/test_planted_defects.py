@@ -77,7 +77,7 @@ def test_a_planted_defect_is_red_by_its_gate_in_its_round(fault: str, cell: str,
     assert re.fullmatch(message, outcome.message), outcome.message
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 5])
+@pytest.mark.parametrize("seed", [0, 1, 2, 5, 8])
 def test_a_stop_inside_a_round_is_forced_with_every_seed(seed: int):
     """Without, an engine that looks at stops only after whole rounds passes."""
     for finish in ("stop_string", "stop_token", "length"):
